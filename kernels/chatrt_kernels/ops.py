@@ -1,0 +1,129 @@
+"""The op interface: the few calls in which a decoder layer is written, on static buffers.
+
+Knows: tensors, rows, pages as integers. Does not know: sessions, models, sampling.
+Invariant: every op writes into `out=` (or in place into a KV cache) and reads its sequence metadata
+from integer tensors, so that a recording of the calls can be replayed with new contents.
+
+Executors: `reference.ReferenceOps` (PyTorch, any device; the oracle). `recorder.Recorder` stands in
+front of any executor and keeps the calls as a flat list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from chatrt_kernels.formats import QuantizedTensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowMeta:
+    """Where the rows of one ragged forward belong. All tensors are integer, on the op's device.
+
+    Sequence s owns the rows `[q_start[s], q_start[s + 1])`; they sit at the *last* positions of its
+    `kv_len[s]` positions, causally. Page p at index i of its page table holds positions
+    `[page_size * i, page_size * (i + 1))`. A sequence without rows is allowed (its `kv_len` may be
+    0). Rows behind `q_start[-1]` are padding: they must write to a slot that no sequence reads, and
+    what the ops leave in them means nothing.
+    """
+
+    token_ids: Tensor  # int64 [rows]
+    positions: Tensor  # int64 [rows]
+    write_slots: Tensor  # int64 [rows], page_id * page_size + offset
+    page_table: Tensor  # int32 [sequences, max_pages], entries past the end are 0
+    q_start: Tensor  # int32 [sequences + 1]
+    kv_len: Tensor  # int32 [sequences], rows of this forward included
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """The paged keys and values of one layer.
+
+    `keys`, `values`: `[num_pages, page_size, kv_heads, head_dim]`; the scales, present for
+    quantised dtypes only, `[num_pages, page_size, kv_heads]` float32.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+
+class Weight(Protocol):
+    """What an executor made of a weight matrix at load time; opaque to everyone else."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(out_features, in_features)`."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it holds resident."""
+        ...
+
+
+class Ops(Protocol):
+    """The calls. Shapes: x `[rows, features]`; q `[rows, heads * head_dim]`, k and v likewise.
+
+    `out` has the shape of the result and may be an input itself in `rms_norm`, `add`, `swiglu` and
+    (as q) `rope_and_write_kv`; elsewhere it must not overlap one. No other argument is changed.
+    """
+
+    name: str
+
+    def prepare(self, weight: QuantizedTensor | Tensor) -> Weight:
+        """Turn a matrix `[out_features, in_features]` into the executor's own form, once."""
+        ...
+
+    def embed(self, weight: Weight, token_ids: Tensor, *, out: Tensor) -> None:
+        """out[r] = weight[token_ids[r]]."""
+        ...
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, *, out: Tensor) -> None:
+        """out = x @ weight.T + bias."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, out: Tensor) -> None:
+        """out = x / rms(x) * weight, over the last dimension."""
+        ...
+
+    def add(self, x: Tensor, y: Tensor, *, out: Tensor) -> None:
+        """out = x + y (the residual stream; out may be x)."""
+        ...
+
+    def rope_and_write_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rope: Tensor,
+        meta: RowMeta,
+        kv: KVLayer,
+        *,
+        out: Tensor,
+    ) -> None:
+        """Rotate q into `out` and k, then write k and v to `meta.write_slots` of the cache.
+
+        `rope` is `[max_positions, head_dim]`: cosines of the head_dim / 2 angles, then their sines.
+        Rotation pairs dimension i with i + head_dim / 2 (the "neox" order). Layers without rotation
+        pass cosines of 1 and sines of 0. Where the cache has scales, each head's row is quantised.
+        """
+        ...
+
+    def paged_attention(
+        self, q: Tensor, meta: RowMeta, kv: KVLayer, scale: float, *, out: Tensor
+    ) -> None:
+        """Causal attention of ragged rows over their sequences' pages; heads may share KV heads."""
+        ...
+
+    def swiglu(self, gate: Tensor, up: Tensor, *, out: Tensor) -> None:
+        """out = silu(gate) * up."""
+        ...
+
+    def gather_rows(self, x: Tensor, rows: Tensor, *, out: Tensor) -> None:
+        """out[i] = x[rows[i]]: the rows whose logits (or hidden states) are wanted."""
+        ...
