@@ -1,0 +1,1 @@
+"""Public fakes for tests of chatrt and of programs that use it."""
