@@ -1,0 +1,1 @@
+"""Measurements: of the bookkeeping alone, and of whole sessions through a server."""
