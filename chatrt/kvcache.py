@@ -1,0 +1,239 @@
+"""The KV cache of one model: its tensors, their copies, and the plan of how many pages fit.
+
+Knows: layers, pages, dtypes, bytes. Does not know: sessions, which page holds what, the model.
+Invariant: page p has the same index in every layer, for keys, values and scales alike.
+Cost: nothing is touched at allocation, so on a CPU unused pages take no memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from chatrt.errors import ModelError
+from chatrt_kernels import pages
+from chatrt_kernels.ops import KVLayer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor
+
+    from chatrt.session import PageCopy
+
+# Dtypes that are stored with a float32 scale per token and head.
+_SCALED_DTYPES = (torch.int8,)
+_SCALE_BYTES = 4
+# In `data` [layers, 2, num_pages, …] as in `scales`.
+_PAGE_DIM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PageContents:
+    """The bytes of some pages, pages first: each page is one contiguous run.
+
+    `data` is `[num_pages, layers, 2, page_size, kv_heads, head_dim]`, `scales` (quantised caches
+    only) `[num_pages, layers, 2, page_size, kv_heads]` float32.
+    """
+
+    data: Tensor
+    scales: Tensor | None
+
+
+class KVCache:
+    """Keys and values of all layers, in pages.
+
+    `data` is `[layers, 2, num_pages, page_size, kv_heads, head_dim]` (index 0 of the second
+    dimension: keys, 1: values); `scales`, for int8 only, `[layers, 2, num_pages, page_size,
+    kv_heads]` float32.
+    """
+
+    __slots__ = ("_layers", "data", "scales")
+
+    def __init__(self, data: Tensor, scales: Tensor | None = None) -> None:
+        assert (scales is not None) == (data.dtype in _SCALED_DTYPES), f"scales of {data.dtype}"
+        assert scales is None or scales.shape == data.shape[:-1], f"{scales.shape}, {data.shape}"
+        self.data = data
+        self.scales = scales
+        # views, made once: a forward asks for each of them in every step
+        self._layers = tuple(
+            KVLayer(keys, values)
+            if scales is None
+            else KVLayer(keys, values, scales[layer, 0], scales[layer, 1])
+            for layer, (keys, values) in enumerate(data)
+        )
+
+    @classmethod
+    def allocate(
+        cls,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> KVCache:
+        """A cache of unwritten pages; what they hold is arbitrary."""
+        rows = (num_layers, 2, num_pages, page_size, kv_heads)
+        scales = None
+        if dtype in _SCALED_DTYPES:
+            scales = torch.empty(rows, dtype=torch.float32, device=device)
+        return cls(torch.empty((*rows, head_dim), dtype=dtype, device=device), scales)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which keys and values are stored."""
+        return self.data.dtype
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return self.data.shape[0]
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in each layer."""
+        return self.data.shape[_PAGE_DIM]
+
+    @property
+    def page_size(self) -> int:
+        """Token slots per page."""
+        return self.data.shape[_PAGE_DIM + 1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pages, scales included, whether touched yet or not."""
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def layer(self, index: int) -> KVLayer:
+        """Views of one layer's keys and values; the same object at each call."""
+        return self._layers[index]
+
+    def copy_rows(self, copies: Iterable[PageCopy]) -> None:
+        """Do the copies in order: the first `num_rows` rows of page `src` onto page `dst`."""
+        for copy in copies:
+            for tensor in self._tensors():
+                pages.copy_page_rows(tensor, copy.src, copy.dst, copy.num_rows, page_dim=_PAGE_DIM)
+
+    def gather(self, page_ids: Sequence[int]) -> PageContents:
+        """Copy pages out, in the order of `page_ids`."""
+        gathered = [pages.gather_pages(t, page_ids, page_dim=_PAGE_DIM) for t in self._tensors()]
+        return PageContents(gathered[0], gathered[1] if self.scales is not None else None)
+
+    def scatter(self, page_ids: Sequence[int], contents: PageContents) -> None:
+        """Write what `gather` of a cache of the same shape and dtype returned onto `page_ids`."""
+        assert contents.data.dtype == self.dtype, f"{contents.data.dtype} into {self.dtype}"
+        pages.scatter_pages(self.data, page_ids, contents.data, page_dim=_PAGE_DIM)
+        if self.scales is not None:
+            assert contents.scales is not None, "pages without scales for a quantised cache"
+            pages.scatter_pages(self.scales, page_ids, contents.scales, page_dim=_PAGE_DIM)
+
+    @staticmethod
+    def bytes_per_page(
+        *, num_layers: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
+        """Bytes that one page takes over all layers, keys, values and scales together."""
+        bytes_per_head = head_dim * dtype.itemsize + _SCALE_BYTES * (dtype in _SCALED_DTYPES)
+        return num_layers * 2 * page_size * kv_heads * bytes_per_head
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return (self.data,) if self.scales is None else (self.data, self.scales)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """How many KV pages there are, and what they are a share of."""
+
+    total_bytes: int  # what the share is taken of
+    fraction_of: str  # its name, such as "RAM" or "free GPU memory"
+    weight_bytes: int
+    budget_bytes: int  # for pages; only whole pages of it are used
+    explicit: bool  # the budget was given in bytes, not as a fraction
+    bytes_per_page: int
+    page_size: int
+    num_pages: int
+    max_context: int  # tokens
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all pages."""
+        return self.num_pages * self.bytes_per_page
+
+    @property
+    def num_tokens(self) -> int:
+        """Token slots of all pages."""
+        return self.num_pages * self.page_size
+
+    def describe(self) -> list[str]:
+        """Three lines for a person: the weights, the cache, and how many full contexts it holds."""
+        if self.explicit:
+            share = f"{format_bytes(self.kv_bytes)} of {format_bytes(self.budget_bytes)} given"
+        else:
+            percent = round(100 * self.budget_bytes / self.total_bytes)
+            total = f"{format_bytes(self.total_bytes)} {self.fraction_of}"
+            share = f"{format_bytes(self.kv_bytes)} = {percent} % of {total}"
+        pages_per_context = -(-self.max_context // self.page_size)
+        fits = self.num_pages / pages_per_context
+        return [
+            f"weights: {format_bytes(self.weight_bytes)}",
+            f"KV cache: {self.num_pages:,} pages of {self.page_size} tokens ({share}), "
+            f"{self.num_tokens:,} tokens",
+            f"context: up to {self.max_context:,} tokens ({pages_per_context:,} pages), "
+            f"which the cache holds {fits:.1f} times",
+        ]
+
+
+def plan_memory(
+    *,
+    available_bytes: int,
+    fraction_of: str,
+    weight_bytes: int,
+    fraction: float,
+    explicit_bytes: int | None,
+    bytes_per_page: int,
+    page_size: int,
+    max_context: int,
+) -> MemoryPlan:
+    """Decide how many pages there are: as many whole ones as the budget holds.
+
+    The budget is `explicit_bytes`, or that `fraction` of `available_bytes`. What is available is
+    the caller's to measure and to name (`fraction_of`): memory left free behind the weights on a
+    GPU, all of RAM on a CPU. `bytes_per_page` is the sum over the models that share the pages.
+
+    Raises:
+        ModelError: Not even one page fits; the message has both sizes.
+    """
+    budget_bytes = explicit_bytes
+    if budget_bytes is None:
+        budget_bytes = int(fraction * available_bytes)
+    num_pages = budget_bytes // bytes_per_page
+    if num_pages < 1:
+        raise ModelError(
+            f"one KV page of {page_size} tokens needs {format_bytes(bytes_per_page)}, "
+            f"the KV memory budget is {format_bytes(budget_bytes)}"
+        )
+    return MemoryPlan(
+        total_bytes=available_bytes,
+        fraction_of=fraction_of,
+        weight_bytes=weight_bytes,
+        budget_bytes=budget_bytes,
+        explicit=explicit_bytes is not None,
+        bytes_per_page=bytes_per_page,
+        page_size=page_size,
+        num_pages=num_pages,
+        max_context=max_context,
+    )
+
+
+def format_bytes(num_bytes: int) -> str:
+    """A size for a person, in binary units with one decimal: `737,280` is `720.0 KiB`."""
+    size = float(num_bytes)
+    for unit in ("bytes", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{num_bytes} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} GiB"

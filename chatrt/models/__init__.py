@@ -1,0 +1,1 @@
+"""Models: configuration, files, weights, and one ragged forward. Knows no sessions, no sampling."""

@@ -1,0 +1,290 @@
+"""From a model's files to an executor's weights.
+
+Knows: how safetensors and GGUF name the tensors of a layer, expected shapes, load-time quantising.
+Does not know: networks, how an executor keeps a matrix.
+Invariant: each tensor has the shape that the configuration promises, and rotation always pairs
+dimension i with i + head_dim / 2, whatever order the file has.
+Cost: quantised bytes go to the executor as they are; query and key matrices of llama-type GGUF
+files are copied once (row order).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from chatrt.errors import ModelFileError
+from chatrt.models.config import (
+    GenerationDefaults,
+    ModelConfig,
+    config_from_gguf,
+    config_from_hf,
+    generation_defaults_from_hf,
+)
+from chatrt.models.files import ModelFiles, fingerprint
+from chatrt.models.gguf_file import GgufFile, unpermute_rows
+from chatrt.models.safetensors_file import SafetensorsFolder
+from chatrt.models.weights import DecoderWeights, LayerWeights, Projection
+from chatrt_kernels.formats import QuantFormat, QuantizedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from chatrt_kernels.ops import Ops, Weight
+
+_PERMUTED_GGUF = ("llama", "smollm3")  # architectures whose query and key rows are interleaved
+_HF_NAMES = {
+    "embedding": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "head": "lm_head.weight",
+    "attention_norm": "model.layers.{layer}.input_layernorm.weight",
+    "query": "model.layers.{layer}.self_attn.q_proj.{part}",
+    "key": "model.layers.{layer}.self_attn.k_proj.{part}",
+    "value": "model.layers.{layer}.self_attn.v_proj.{part}",
+    "output": "model.layers.{layer}.self_attn.o_proj.{part}",
+    "query_norm": "model.layers.{layer}.self_attn.q_norm.weight",
+    "key_norm": "model.layers.{layer}.self_attn.k_norm.weight",
+    "mlp_norm": "model.layers.{layer}.post_attention_layernorm.weight",
+    "gate": "model.layers.{layer}.mlp.gate_proj.{part}",
+    "up": "model.layers.{layer}.mlp.up_proj.{part}",
+    "down": "model.layers.{layer}.mlp.down_proj.{part}",
+}
+_GGUF_NAMES = {
+    "embedding": "token_embd.weight",
+    "final_norm": "output_norm.weight",
+    "head": "output.weight",
+    "attention_norm": "blk.{layer}.attn_norm.weight",
+    "query": "blk.{layer}.attn_q.{part}",
+    "key": "blk.{layer}.attn_k.{part}",
+    "value": "blk.{layer}.attn_v.{part}",
+    "output": "blk.{layer}.attn_output.{part}",
+    "query_norm": "blk.{layer}.attn_q_norm.weight",
+    "key_norm": "blk.{layer}.attn_k_norm.weight",
+    "mlp_norm": "blk.{layer}.ffn_norm.weight",
+    "gate": "blk.{layer}.ffn_gate.{part}",
+    "up": "blk.{layer}.ffn_up.{part}",
+    "down": "blk.{layer}.ffn_down.{part}",
+}
+_ROPE_DIVISORS = "rope_freqs.weight"
+
+
+class TensorFile(Protocol):
+    """Tensors by the names of their file."""
+
+    def matrix(self, name: str) -> QuantizedTensor | torch.Tensor:
+        """A matrix `[out_features, in_features]` as it is stored."""
+        ...
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A vector, dense."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model in memory. `fingerprint` tells whether stored KV belongs to these weights."""
+
+    config: ModelConfig
+    weights: DecoderWeights
+    generation_defaults: GenerationDefaults
+    fingerprint: str
+
+
+def load_model(
+    files: ModelFiles,
+    ops: Ops,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantize: QuantFormat | None = None,
+) -> Model:
+    """Read configuration and weights; matrices are prepared by `ops`, vectors have `dtype`.
+
+    Raises:
+        ModelFileError: A file or tensor is missing, truncated, or has another shape.
+        UnsupportedModel: The architecture or a tensor type is not served.
+    """
+    tensors: GgufFile | SafetensorsFolder
+    if files.is_gguf:
+        tensors = GgufFile(files.path)
+        config = config_from_gguf(tensors.metadata, tensors.shapes)
+    else:
+        config = config_from_hf(_read_json(files.path / "config.json"))
+        tensors = SafetensorsFolder(files.path)
+    defaults = generation_defaults(files)
+    config = replace(config, eos_token_ids=config.eos_token_ids | defaults.eos_token_ids)
+    weights = load_weights(tensors, config, ops, device=device, dtype=dtype, quantize=quantize)
+    facts = (repr(config), str(quantize))
+    return Model(config, weights, defaults, fingerprint(files.weight_files(), *facts))
+
+
+def read_config(files: ModelFiles) -> ModelConfig:
+    """The configuration alone, without touching weights. Errors as in `load_model`."""
+    if files.is_gguf:
+        file = GgufFile(files.path)
+        return config_from_gguf(file.metadata, file.shapes)
+    return config_from_hf(_read_json(files.path / "config.json"))
+
+
+def generation_defaults(files: ModelFiles) -> GenerationDefaults:
+    """The sampling recommendation: the name list's, else `generation_config.json`, else nothing."""
+    if files.generation is not None:
+        return files.generation
+    path = files.path / "generation_config.json"
+    if files.is_gguf or not path.is_file():
+        return GenerationDefaults()
+    return generation_defaults_from_hf(_read_json(path))
+
+
+def load_weights(
+    tensors: TensorFile,
+    config: ModelConfig,
+    ops: Ops,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantize: QuantFormat | None = None,
+) -> DecoderWeights:
+    """All tensors of a decoder; `quantize` gives dense layer matrices that format while loading."""
+    reader = _Reader(tensors, config, ops, device, dtype, quantize)
+    embedding = reader.weight("embedding")
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(_load_layer(reader, index) for index in range(config.num_layers)),
+        final_norm=reader.vector("final_norm"),
+        head=embedding if config.tie_word_embeddings else reader.weight("head"),
+        rope_divisors=reader.rope_divisors(),
+    )
+
+
+def _load_layer(reader: _Reader, index: int) -> LayerWeights:
+    config = reader.config
+    return LayerWeights(
+        attention_norm=reader.vector("attention_norm", index),
+        query=reader.projection("query", index, biased=config.attention_bias),
+        key=reader.projection("key", index, biased=config.attention_bias),
+        value=reader.projection("value", index, biased=config.attention_bias),
+        output=reader.projection("output", index, biased=config.attention_out_bias),
+        mlp_norm=reader.vector("mlp_norm", index),
+        gate=reader.projection("gate", index, biased=config.mlp_bias),
+        up=reader.projection("up", index, biased=config.mlp_bias),
+        down=reader.projection("down", index, biased=config.mlp_bias),
+        query_norm=reader.vector("query_norm", index) if config.qk_norm else None,
+        key_norm=reader.vector("key_norm", index) if config.qk_norm else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads tensors by their role, checked against the configuration."""
+
+    tensors: TensorFile
+    config: ModelConfig
+    ops: Ops
+    device: torch.device
+    dtype: torch.dtype
+    quantize: QuantFormat | None
+
+    def weight(self, role: str, layer: int | None = None) -> Weight:
+        name = self._name(role, layer, "weight")
+        matrix = self.tensors.matrix(name)
+        self._check(name, tuple(matrix.shape), _matrix_shape(role, self.config))
+        num_heads = self._interleaved_heads(role)
+        if isinstance(matrix, QuantizedTensor):
+            if num_heads:
+                matrix = replace(matrix, data=unpermute_rows(matrix.data, num_heads))
+        elif self.quantize is not None and layer is not None:
+            matrix = _quantized(matrix, self.quantize)
+        return self.ops.prepare(matrix)
+
+    def projection(self, role: str, layer: int, *, biased: bool) -> Projection:
+        weight = self.weight(role, layer)
+        if not biased:
+            return Projection(weight)
+        name = self._name(role, layer, "bias")
+        bias = self.tensors.vector(name)
+        self._check(name, tuple(bias.shape), (weight.shape[0],))
+        num_heads = self._interleaved_heads(role)
+        if num_heads:
+            bias = unpermute_rows(bias, num_heads)
+        return Projection(weight, bias.to(self.device, self.dtype))
+
+    def vector(self, role: str, layer: int | None = None) -> torch.Tensor:
+        name = self._name(role, layer, "weight")
+        vector = self.tensors.vector(name)
+        config = self.config
+        size = config.head_dim if role in ("query_norm", "key_norm") else config.hidden_size
+        self._check(name, tuple(vector.shape), (size,))
+        return vector.to(self.device, self.dtype)
+
+    def rope_divisors(self) -> torch.Tensor | None:
+        if isinstance(self.tensors, GgufFile) and _ROPE_DIVISORS in self.tensors.shapes:
+            divisors = self.tensors.vector(_ROPE_DIVISORS)
+            self._check(_ROPE_DIVISORS, tuple(divisors.shape), (self.config.head_dim // 2,))
+            return divisors
+        return None
+
+    def _name(self, role: str, layer: int | None, part: str) -> str:
+        names = _GGUF_NAMES if isinstance(self.tensors, GgufFile) else _HF_NAMES
+        return names[role].format(layer=layer, part=part)
+
+    def _interleaved_heads(self, role: str) -> int:
+        """Heads of a matrix whose rows must be put in order; 0 where they are in order."""
+        if not isinstance(self.tensors, GgufFile) or self.config.architecture not in _PERMUTED_GGUF:
+            return 0
+        return {"query": self.config.num_heads, "key": self.config.num_kv_heads}.get(role, 0)
+
+    def _check(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if found != expected:
+            raise ModelFileError(f"tensor '{name}' is {list(found)}, expected {list(expected)}")
+
+
+def _matrix_shape(role: str, config: ModelConfig) -> tuple[int, int]:
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    q_width = config.num_heads * config.head_dim
+    kv_width = config.num_kv_heads * config.head_dim
+    return {
+        "embedding": (config.vocab_size, hidden),
+        "head": (config.vocab_size, hidden),
+        "query": (q_width, hidden),
+        "key": (kv_width, hidden),
+        "value": (kv_width, hidden),
+        "output": (hidden, q_width),
+        "gate": (intermediate, hidden),
+        "up": (intermediate, hidden),
+        "down": (hidden, intermediate),
+    }[role]
+
+
+def _quantized(matrix: torch.Tensor, quant_format: QuantFormat) -> QuantizedTensor:
+    import gguf  # needed only where quantising at load is asked for
+
+    out_features, in_features = matrix.shape
+    if in_features % quant_format.block_size:
+        raise ModelFileError(
+            f"rows of {in_features} numbers cannot be quantised to {quant_format.value}, "
+            f"which has blocks of {quant_format.block_size}"
+        )
+    kind = gguf.GGMLQuantizationType[quant_format.name]
+    packed: Any = gguf.quants.quantize(matrix.to(torch.float32).numpy(), kind)
+    data = torch.from_numpy(np.ascontiguousarray(packed).view(np.uint8))
+    return QuantizedTensor(quant_format, data, (out_features, in_features))
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelFileError(f"{path} is damaged: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelFileError(
+            f"{path} is damaged: it holds a {type(values).__name__}, not an object"
+        )
+    return values

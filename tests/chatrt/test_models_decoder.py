@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from chatrt.batch import BatchRows
+from chatrt.testing.models import tiny_config, tiny_model
+from chatrt_kernels.recorder import Recorder, Recording
+from chatrt_kernels.reference import ReferenceOps
+from tests.chatrt.models_support import Bench
+
+if TYPE_CHECKING:
+    from chatrt.models.config import ModelConfig
+
+TOKENS = [(i * i * 7 + 3 * i) % 320 for i in range(70)]
+
+
+def bench(
+    config: ModelConfig | None = None,
+    *,
+    num_sequences: int = 1,
+    feature_layers: tuple[int, ...] = (),
+) -> Bench:
+    ops = ReferenceOps(torch.float64)
+    model = tiny_model(ops, config, dtype=torch.float64)
+    return Bench(model, ops, num_sequences=num_sequences, feature_layers=feature_layers)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64])
+def test_chunks_give_the_logits_of_one_prefill(chunk: int) -> None:
+    torch.testing.assert_close(bench().logits(TOKENS, chunk=chunk), bench().logits(TOKENS))
+
+
+def test_a_sequence_has_the_same_logits_alone_and_beside_others() -> None:
+    alone = bench().logits(TOKENS)
+    together = bench(num_sequences=3)
+    prefill = [together.rows(TOKENS[:30], 0, 0), together.rows(TOKENS[:69], 0, 2)]
+    together.decoder.forward(together.builder.build(prefill), together.kv)
+    mixed = [
+        together.rows(TOKENS[30:35], 30, 0),  # a verify
+        together.rows(TOKENS[:20], 0, 1),  # a prefill
+        together.rows(TOKENS[69:], 69, 2),  # a decode
+    ]
+    batch = together.builder.build(mixed)
+    values = together.decoder.forward(batch, together.kv).values
+    for found, positions in zip(
+        batch.logit_ranges, (slice(30, 35), slice(20), slice(69, 70)), strict=True
+    ):
+        torch.testing.assert_close(values[found.start : found.stop], alone[positions])
+
+
+def test_only_the_rows_asked_for_get_logits() -> None:
+    one = bench()
+    everything = one.logits(TOKENS)
+    rows = replace(one.rows(TOKENS, 0), sample_rows=range(50, 70, 10))
+    values = one.decoder.forward(one.builder.build([rows]), one.kv).values
+    torch.testing.assert_close(values, everything[50:70:10])
+
+
+def test_a_chunk_that_samples_nothing_has_no_logits() -> None:
+    one = bench()
+    rows = BatchRows(TOKENS, 0, range(Bench.PAGES))
+    values = one.decoder.forward(one.builder.build([rows]), one.kv).values
+    assert values.shape == (0, 320)
+
+
+def test_rejected_rows_are_overwritten_before_they_are_read() -> None:
+    one = bench()
+    expected = one.logits(TOKENS)
+    for start, ids in ((0, TOKENS[:40]), (40, [1, 2, 3, 4]), (40, TOKENS[40:41])):
+        one.decoder.forward(one.builder.build([one.rows(ids, start)]), one.kv)
+    batch = one.builder.build([one.rows(TOKENS[41:], 41)])
+    torch.testing.assert_close(one.decoder.forward(batch, one.kv).values, expected[41:])
+
+
+def test_without_rotation_the_order_of_earlier_tokens_does_not_matter_to_one_layer() -> None:
+    config = tiny_config(num_layers=1)
+    shuffled = [*reversed(TOKENS[:-1]), TOKENS[-1]]
+    still = bench(replace(config, no_rope_layers=frozenset({0})))
+    torch.testing.assert_close(still.logits(shuffled)[-1], still.logits(TOKENS)[-1])
+    turning = bench(config)
+    difference = (turning.logits(shuffled)[-1] - turning.logits(TOKENS)[-1]).abs().max()
+    assert difference > 0.01
+
+
+def test_features_are_given_for_the_rows_and_layers_named_in_any_chunk() -> None:
+    one = bench(feature_layers=(1, 0))
+    batch = one.builder.build([one.rows(TOKENS, 0)])
+    features = one.decoder.forward(batch, one.kv).features
+    assert features is not None
+    whole = features.clone()
+    assert whole.shape == (70, 2, 64)
+    assert not torch.equal(whole[:, 0], whole[:, 1])
+    for start in (0, 35):
+        batch = one.builder.build([BatchRows(TOKENS[start : start + 35], start, range(8))])
+        wanted = torch.tensor([34, 3])
+        part = one.decoder.forward(batch, one.kv, feature_rows=wanted).features
+        torch.testing.assert_close(part, whole[[start + 34, start + 3]])
+
+
+def test_a_decoder_without_feature_layers_gives_no_features() -> None:
+    one = bench()
+    assert one.decoder.forward(one.builder.build([one.rows(TOKENS, 0)]), one.kv).features is None
+
+
+def test_a_recorded_forward_replays_with_new_contents() -> None:
+    expected = bench().logits(TOKENS[:30])
+    recorder = Recorder(ReferenceOps(torch.float64))
+    one = Bench(tiny_model(recorder, dtype=torch.float64), recorder)
+    one.logits(TOKENS[:20])
+    num_before = len(recorder.recording().calls)
+    values = one.decoder.forward(one.builder.build([one.rows(TOKENS[20:21], 20)]), one.kv).values
+    step = Recording(recorder.recording().calls[num_before:])
+    for position in range(21, 30):
+        one.builder.build([one.rows(TOKENS[position : position + 1], position)])
+        step.replay()
+        torch.testing.assert_close(values[0], expected[position])

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from chatrt.errors import ModelFileError
+from chatrt.models.config import GenerationDefaults, ModelConfig
+from chatrt.models.files import ModelFiles
+from chatrt.models.loader import generation_defaults, load_model, read_config
+from chatrt.testing.models import tiny_config
+from chatrt_kernels.formats import QuantFormat
+from chatrt_kernels.reference import ReferenceOps
+from tests.chatrt.models_support import (
+    CPU,
+    Bench,
+    random_state,
+    rounded_through,
+    write_gguf,
+    write_safetensors,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chatrt.models.loader import Model
+
+TOKENS = [(5 * i * i + 3) % 50 for i in range(40)]
+LLAMA = replace(tiny_config(vocab_size=50), tie_word_embeddings=False)
+QWEN2 = replace(LLAMA, architecture="qwen2", attention_bias=True)
+QWEN3 = replace(LLAMA, architecture="qwen3", qk_norm=True, head_dim=32)
+
+
+def model_files(path: Path) -> ModelFiles:
+    return ModelFiles(name="tiny", path=path, tokenizer_dir=path)
+
+
+def load(path: Path, quantize: QuantFormat | None = None) -> Model:
+    ops = ReferenceOps()
+    return load_model(model_files(path), ops, device=CPU, dtype=ops.dtype, quantize=quantize)
+
+
+def logits(model: Model) -> torch.Tensor:
+    return Bench(model, ReferenceOps()).logits(TOKENS)
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3], ids=lambda c: c.architecture)
+@pytest.mark.parametrize("quantization", ["Q8_0", "Q4_0", "Q4_1"])
+def test_a_gguf_computes_what_its_rounded_weights_compute_as_safetensors(
+    config: ModelConfig, quantization: str, tmp_path: Path
+) -> None:
+    state = random_state(config)
+    write_gguf(tmp_path / "tiny.gguf", config, state, quantization)
+    write_safetensors(tmp_path / "dense", config, rounded_through(quantization, state))
+    expected = logits(load(tmp_path / "dense"))
+    assert torch.equal(logits(load(tmp_path / "tiny.gguf")), expected)
+
+
+def test_query_and_key_biases_of_a_llama_gguf_are_put_in_order_too(tmp_path: Path) -> None:
+    config = replace(LLAMA, attention_bias=True, attention_out_bias=True, mlp_bias=True)
+    state = random_state(config)
+    write_gguf(tmp_path / "tiny.gguf", config, state)
+    write_safetensors(tmp_path / "dense", config, state)
+    assert torch.equal(logits(load(tmp_path / "tiny.gguf")), logits(load(tmp_path / "dense")))
+
+
+def test_rope_divisors_of_a_gguf_slow_the_rotation(tmp_path: Path) -> None:
+    state = random_state(LLAMA)
+    divisors = torch.full((LLAMA.head_dim // 2,), 4.0)
+    write_gguf(tmp_path / "slow.gguf", LLAMA, state, extra={"rope_freqs.weight": divisors})
+    write_safetensors(tmp_path / "linear", LLAMA, state)
+    path = tmp_path / "linear" / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "rope_scaling": {"type": "linear", "factor": 4.0}}))
+    expected = logits(load(tmp_path / "linear"))
+    assert torch.equal(logits(load(tmp_path / "slow.gguf")), expected)
+
+
+def test_quantising_at_load_gives_the_rounded_layers_and_leaves_the_ends(tmp_path: Path) -> None:
+    state = random_state(LLAMA)
+    layers = {name: t for name, t in state.items() if name.startswith("model.layers")}
+    write_safetensors(tmp_path / "dense", LLAMA, state)
+    rounded = {**state, **rounded_through("Q8_0", layers)}
+    write_safetensors(tmp_path / "rounded", LLAMA, rounded)
+    found = logits(load(tmp_path / "dense", QuantFormat.Q8_0))
+    assert torch.equal(found, logits(load(tmp_path / "rounded")))
+
+
+def test_a_tied_head_is_the_embedding_itself_and_is_counted_once(tmp_path: Path) -> None:
+    tied = replace(LLAMA, tie_word_embeddings=True)
+    write_safetensors(tmp_path / "tied", tied, random_state(tied))
+    write_safetensors(tmp_path / "untied", LLAMA, random_state(LLAMA))
+    one, two = load(tmp_path / "tied").weights, load(tmp_path / "untied").weights
+    assert one.head is one.embedding
+    assert two.num_bytes - one.num_bytes == 50 * 64 * 4
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
+    state = random_state(LLAMA)
+    state["model.layers.1.mlp.up_proj.weight"] = torch.zeros(100, 64)
+    write_safetensors(tmp_path / "m", LLAMA, state)
+    with pytest.raises(
+        ModelFileError, match=r"layers\.1\.mlp\.up_proj.*\[100, 64\], expected \[128, 64\]"
+    ):
+        load(tmp_path / "m")
+
+
+def test_an_untied_model_without_a_head_names_the_missing_tensor(tmp_path: Path) -> None:
+    state = random_state(LLAMA)
+    del state["lm_head.weight"]
+    write_safetensors(tmp_path / "m", LLAMA, state)
+    with pytest.raises(ModelFileError, match=r"lm_head\.weight"):
+        load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_config_json_is_an_error_of_the_file(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelFileError, match=r"config\.json is damaged"):
+        load(tmp_path)
+
+
+def test_a_folder_without_config_json_is_an_error_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"config\.json cannot be read"):
+        read_config(model_files(tmp_path))
+
+
+def test_end_tokens_of_both_configurations_are_joined(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "m", LLAMA, random_state(LLAMA))
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    (tmp_path / "m/config.json").write_text(json.dumps({**config, "eos_token_id": 2}))
+    (tmp_path / "m/generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
+    assert load(tmp_path / "m").config.eos_token_ids == {2, 3, 4}
+    write_gguf(tmp_path / "tiny.gguf", LLAMA, random_state(LLAMA))
+    assert load(tmp_path / "tiny.gguf").config.eos_token_ids == {7}
+
+
+def test_the_name_lists_sampling_comes_before_the_models_own(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6}')
+    files = model_files(tmp_path)
+    assert generation_defaults(files).temperature == 0.6
+    named = replace(files, generation=GenerationDefaults(temperature=0.2))
+    assert generation_defaults(named).temperature == 0.2
+
+
+def test_the_fingerprint_tells_weights_apart_and_is_stable(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        write_safetensors(tmp_path / name, LLAMA, random_state(LLAMA, seed))
+    a, b, c = (load(tmp_path / name).fingerprint for name in "abc")
+    assert a == b
+    assert a != c
+    assert load(tmp_path / "a", QuantFormat.Q8_0).fingerprint != a
+
+
+def test_the_configuration_can_be_read_without_weights(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "m", LLAMA, random_state(LLAMA))
+    (tmp_path / "m/model.safetensors").unlink()
+    assert read_config(model_files(tmp_path / "m")) == LLAMA
