@@ -1,0 +1,1 @@
+"""Drafters: small, fast guesses of the next tokens, behind chatrt.drafter."""

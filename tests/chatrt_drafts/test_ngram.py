@@ -1,0 +1,48 @@
+"""The n-gram drafter continues as the conversation did before."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatrt.drafter import DraftRequest
+from chatrt_drafts.ngram import NgramDrafter
+
+
+def propose(drafter: NgramDrafter, tokens: list[int], *, limit: int = 3) -> list[int]:
+    return drafter.propose([DraftRequest(7, tokens, [], limit)])[0]
+
+
+def slow_proposal(tokens: list[int], limit: int) -> list[int]:
+    """The same rule by scanning everything."""
+    for length in range(min(4, len(tokens)), 1, -1):
+        for end in range(len(tokens) - 1, length - 1, -1):
+            if tokens[end - length : end] == tokens[-length:]:
+                return tokens[end : end + limit]
+    return []
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 6))
+def test_incremental_proposals_equal_a_full_scan(tokens: list[int], limit: int) -> None:
+    drafter = NgramDrafter()
+    for length in range(1, len(tokens) + 1):
+        prefix = tokens[:length]
+        assert propose(drafter, prefix, limit=limit) == slow_proposal(prefix, limit)
+
+
+def test_nothing_is_proposed_for_tokens_that_never_occurred() -> None:
+    assert propose(NgramDrafter(), [1, 2, 3, 4, 5]) == []
+
+
+def test_a_rewound_session_is_indexed_anew() -> None:
+    drafter = NgramDrafter()
+    propose(drafter, [1, 2, 9, 9, 1, 2])
+    drafter.commit(7, 2)
+    assert propose(drafter, [1, 2, 5, 6, 1, 2]) == [5, 6, 1]
+
+
+def test_a_closed_session_is_forgotten() -> None:
+    drafter = NgramDrafter()
+    propose(drafter, [1, 2, 3, 1, 2])
+    drafter.close(7)
+    assert propose(drafter, [1, 2]) == []
