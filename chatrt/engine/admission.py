@@ -1,0 +1,98 @@
+"""The queue in front of the engine: who may start, who waits, who is refused.
+
+Knows: requests, pages as numbers. Does not know: tensors, text, sockets.
+Invariant: an arrival never takes a running stream's pages: it waits, or is refused when waiting
+cannot help.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chatrt.errors import ContextLengthExceeded, OutOfPages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from chatrt.session import Session, SessionManager
+    from chatrt.turn import TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Caps of the engine.
+
+    `max_context` counts prompt and answer of one session; `num_drafts` is the draft length when the
+    request names none; `max_parked` bounds the sessions that are remembered between turns.
+    """
+
+    max_context: int
+    max_num_seqs: int = 64
+    page_size: int = 16
+    num_drafts: int = 0
+    max_parked: int = 1024
+
+
+class Admission:
+    """Requests in order of priority, then arrival."""
+
+    def __init__(self, sessions: SessionManager, limits: EngineLimits) -> None:
+        self._sessions = sessions
+        self._limits = limits
+        self._waiting: deque[TurnRequest] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, request: TurnRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            ContextLengthExceeded: The prompt leaves no room for one token; both numbers are named.
+        """
+        length, limit = len(request.token_ids), self._limits.max_context
+        if length >= limit:
+            raise ContextLengthExceeded(
+                f"the prompt has {length} tokens and the context holds {limit}, "
+                "one of which is needed for the answer",
+                param="input",
+            )
+        later = (i for i, r in enumerate(self._waiting) if r.priority < request.priority)
+        self._waiting.insert(next(later, len(self._waiting)), request)
+
+    def take(self, matches: Callable[[TurnRequest], bool]) -> list[TurnRequest]:
+        """Remove the waiting requests that match."""
+        taken = [request for request in self._waiting if matches(request)]
+        for request in taken:
+            self._waiting.remove(request)
+        return taken
+
+    def next(self, running: Collection[Session]) -> TurnRequest | None:
+        """The first request, if it may start beside the running sessions.
+
+        Raises:
+            OutOfPages: It could not start even alone; it stays first (see `refuse_first`).
+        """
+        if not self._waiting or len(running) >= self._limits.max_num_seqs:
+            return None
+        request = self._waiting[0]
+        need = self._num_pages(len(request.token_ids) + 1)
+        free, evictable = self._sessions.num_free, self._sessions.num_evictable
+        growth = sum(
+            max(0, self._num_pages(len(session.token_ids) + 1) - len(session.page_ids))
+            for session in running
+        )
+        if need + growth <= free + evictable:
+            return self._waiting.popleft()
+        if not running:
+            raise OutOfPages(need, free, evictable, self._sessions.figures().total)
+        return None
+
+    def refuse_first(self) -> TurnRequest:
+        """Remove the request that `next` raised for."""
+        return self._waiting.popleft()
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._limits.page_size)

@@ -1,0 +1,398 @@
+"""The step loop: plan, draft, one ragged forward, verify, commit.
+
+Knows: everything below it: sessions, scheduler, batch, decoder, sampler, drafter.
+Does not know: sockets, asyncio, conversations, JSON. It never waits.
+Invariant: between two steps every session's KV rows `[0, num_computed)` belong to its first ids,
+and a turn has exactly one FinishedEvent, its last event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from chatrt.batch import NO_SAMPLES, BatchRows
+from chatrt.drafter import DraftRequest
+from chatrt.engine.admission import Admission
+from chatrt.engine.live import LiveTurn
+from chatrt.engine.report import finished, refused
+from chatrt.engine.residency import Residency
+from chatrt.errors import ChatrtError, OutOfPages
+from chatrt.sampling import Sampler
+from chatrt.scheduler import Entry, Phase, Work
+from chatrt.speculative import propose, row_logprobs, verify
+from chatrt.turn import (
+    EngineEvent,
+    FinishReason,
+    KVFigures,
+    StartedEvent,
+    TokensEvent,
+    TurnKind,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import Tensor
+
+    from chatrt.batch import BatchBuilder
+    from chatrt.drafter import Drafter
+    from chatrt.engine.admission import EngineLimits
+    from chatrt.engine.residency import Placement
+    from chatrt.kvcache import KVCache
+    from chatrt.models.decoder import Decoder
+    from chatrt.scheduler import Plan, PlannedRows, Scheduler
+    from chatrt.session import SessionManager
+    from chatrt.text.tokenizer import Tokenizer
+    from chatrt.turn import TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The target model with all that one forward needs."""
+
+    decoder: Decoder
+    kv: KVCache
+    batches: BatchBuilder
+    tokenizer: Tokenizer
+
+
+class Engine:
+    """Runs turns. All methods belong to one thread.
+
+    Args:
+        target: The model that answers.
+        sessions: The pages' bookkeeping.
+        scheduler: Plans the steps over `sessions`.
+        drafter: Proposes tokens, or None.
+        limits: Caps.
+        clock: Nanoseconds, monotonic.
+        draw_seed: A fresh 63-bit seed for a request that names none.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        sessions: SessionManager,
+        scheduler: Scheduler,
+        drafter: Drafter | None,
+        limits: EngineLimits,
+        clock: Callable[[], int],
+        draw_seed: Callable[[], int],
+    ) -> None:
+        self._target = target
+        self._sessions = sessions
+        self._scheduler = scheduler
+        self._drafter = drafter
+        self._limits = limits
+        self._clock = clock
+        self._draw_seed = draw_seed
+        self._admission = Admission(sessions, limits)
+        self._residency = Residency(
+            sessions, max_sessions=limits.max_parked, on_close=self._session_closed
+        )
+        self._turns: dict[str, LiveTurn] = {}
+        self._by_session: dict[int, LiveTurn] = {}
+        self._events: list[EngineEvent] = []
+
+    @property
+    def sessions(self) -> SessionManager:
+        """The pages' bookkeeping, for figures."""
+        return self._sessions
+
+    @property
+    def num_running(self) -> int:
+        """Turns that are attached to a session."""
+        return len(self._turns)
+
+    @property
+    def num_waiting(self) -> int:
+        """Turns in the queue."""
+        return len(self._admission)
+
+    def submit(self, request: TurnRequest) -> None:
+        """Queue a turn; a half-typed turn of the same lane gives way to it at once.
+
+        A prompt that does not fit ends at once with an event that carries the error.
+        """
+        if request.typed_ahead_key is not None:
+            self._supersede(request.typed_ahead_key)
+        try:
+            self._admission.put(request)
+        except ChatrtError as error:
+            self._refuse(request, FinishReason.FAILED, error)
+
+    def cancel(self, response_id: str) -> bool:
+        """End a turn now, queued or running; whether there was one."""
+        for request in self._admission.take(lambda r: r.response_id == response_id):
+            self._refuse(request, FinishReason.CANCELLED, None)
+            return True
+        turn = self._turns.get(response_id)
+        if turn is None:
+            return False
+        turn.finish = FinishReason.CANCELLED
+        self._end(turn)
+        return True
+
+    def pause(self, response_id: str) -> None:
+        """Stop computing for a turn whose reader lags; its pages stay."""
+        turn = self._turns.get(response_id)
+        if turn is not None and turn.entry.phase is Phase.RUNNING:
+            self._scheduler.pause(turn.entry)
+
+    def resume(self, response_id: str) -> None:
+        """Go on with a paused turn."""
+        turn = self._turns.get(response_id)
+        if turn is not None and turn.entry.phase is Phase.PAUSED:
+            self._scheduler.unpause(turn.entry)
+
+    def forget(self, response_ids: Iterable[str]) -> None:
+        """Delete responses: tips and the pages that nothing else shares."""
+        self._residency.forget(response_ids)
+
+    def drop_lane(self, typed_ahead_key: str) -> None:
+        """A lane is gone: end its half-typed turn and close what it left."""
+        self._supersede(typed_ahead_key)
+        self._residency.drop_typed(typed_ahead_key)
+
+    def fail_all(self, error: ChatrtError) -> None:
+        """A step failed half-way: end every turn that ran, with this error; the queue stays."""
+        for turn in list(self._turns.values()):
+            turn.finish = FinishReason.FAILED
+            self._end(turn, error)
+
+    def take_events(self) -> list[EngineEvent]:
+        """Everything that happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def step(self) -> bool:
+        """One step; whether anything happened (if not, only a call can change that).
+
+        Events are left for `take_events`.
+        """
+        admitted = self._admit()
+        plan = self._scheduler.plan()
+        if not plan.rows:
+            return self._relieve(plan.starved) or admitted
+        drafts = self._draft(plan)
+        logits = self._forward(plan, drafts)
+        now = self._clock()
+        for planned, proposal, rows in zip(plan.rows, drafts, logits, strict=True):
+            turn = self._by_session[planned.entry.session.session_id]
+            if len(rows):
+                self._commit_tokens(turn, planned, proposal, rows, now)
+            else:
+                self._commit_prompt(turn, planned, now)
+        return True
+
+    def _admit(self) -> bool:
+        """Start what may start; whether anything left the queue."""
+        admitted = False
+        while True:
+            try:
+                request = self._admission.next([t.entry.session for t in self._turns.values()])
+            except OutOfPages as error:
+                self._refuse(self._admission.refuse_first(), FinishReason.FAILED, error)
+                admitted = True
+                continue
+            if request is None:
+                return admitted
+            admitted = True
+            try:
+                self._start(request)
+            except ChatrtError as error:
+                self._refuse(request, FinishReason.FAILED, error)
+
+    def _start(self, request: TurnRequest) -> None:
+        stamps = request.stamps
+        stamps.admitted_ns = self._clock()
+        placement = self._residency.place(request)
+        stamps.matched_ns = self._clock()
+        self._target.kv.copy_rows(placement.copies)
+        stamps.restored_ns = self._clock()
+        turn = self._live(request, placement)
+        self._turns[request.response_id] = turn
+        self._by_session[placement.session.session_id] = turn
+        self._scheduler.add(turn.entry)
+        self._events.append(StartedEvent(request.response_id, turn.sampler.seed))
+        session = placement.session
+        if request.kind is not TurnKind.ANSWER and session.num_computed >= len(session.token_ids):
+            turn.finish = FinishReason.PREFILLED
+            self._end(turn)
+
+    def _live(self, request: TurnRequest, placement: Placement) -> LiveTurn:
+        sampling = request.sampling
+        seed = sampling.seed if sampling.seed is not None else self._draw_seed()
+        room = self._limits.max_context - len(request.token_ids)
+        max_tokens = min(room, sampling.max_output_tokens or room)
+        num_drafts = request.speculation_tokens
+        if num_drafts is None:
+            num_drafts = self._limits.num_drafts
+        entry = Entry(
+            session=placement.session,
+            work=Work.TYPED_AHEAD if request.kind is TurnKind.TYPED_AHEAD else Work.PREFILL,
+            phase=Phase.RUNNING,
+            priority=request.priority,
+            arrival=request.stamps.received_ns,
+            draft_tokens=num_drafts if self._drafter is not None else 0,
+            room=max_tokens - 1,
+        )
+        tokenizer = self._target.tokenizer
+        sampler = Sampler(
+            sampling, seed=seed, vocab_size=tokenizer.vocab_size, prompt_ids=request.token_ids
+        )
+        kv = KVFigures(
+            reused_tokens=placement.num_reused,
+            typed_ahead_tokens=placement.num_typed_ahead,
+            miss_reason=placement.miss_reason,
+        )
+        return LiveTurn(request, entry, sampler, tokenizer, max_tokens, kv)
+
+    def _samples(self, planned: PlannedRows) -> bool:
+        turn = self._by_session[planned.entry.session.session_id]
+        return planned.samples and turn.request.kind is TurnKind.ANSWER
+
+    def _draft(self, plan: Plan) -> list[list[int]]:
+        requests = [
+            DraftRequest(
+                session_id=planned.entry.session.session_id,
+                token_ids=planned.entry.session.token_ids,
+                page_ids=planned.entry.session.page_ids,
+                max_tokens=planned.num_drafts,
+            )
+            for planned in plan.rows
+        ]
+        return propose(self._drafter, requests)
+
+    def _forward(self, plan: Plan, drafts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """One pass over all planned rows; each entry's logits, none where it samples nothing."""
+        target, rows = self._target, []
+        for planned, proposal in zip(plan.rows, drafts, strict=True):
+            session = planned.entry.session
+            num_pending = planned.num_rows - planned.num_drafts
+            token_ids = session.token_ids[planned.start : planned.start + num_pending]
+            num_rows = num_pending + len(proposal)
+            wanted = range(num_pending - 1, num_rows) if self._samples(planned) else NO_SAMPLES
+            rows.append(BatchRows([*token_ids, *proposal], planned.start, session.page_ids, wanted))
+        batch = target.batches.build(rows)
+        logits = target.decoder.forward(batch, target.kv)
+        if logits.features is not None and self._drafter is not None:
+            self._drafter.observe(logits.features, batch.meta.write_slots)
+        return [logits.values[r.start : r.stop] for r in batch.logit_ranges]
+
+    def _commit_prompt(self, turn: LiveTurn, planned: PlannedRows, now: int) -> None:
+        session = turn.entry.session
+        num_computed = planned.start + planned.num_rows - planned.num_drafts
+        turn.num_computed_tokens += num_computed - planned.start
+        self._sessions.commit(session, (), num_computed=num_computed)
+        if turn.request.kind is not TurnKind.ANSWER and num_computed >= len(session.token_ids):
+            turn.request.stamps.prefilled_ns = now
+            turn.finish = FinishReason.PREFILLED
+            self._end(turn)
+
+    def _commit_tokens(
+        self, turn: LiveTurn, planned: PlannedRows, drafts: Sequence[int], logits: Tensor, now: int
+    ) -> None:
+        session, sampler = turn.entry.session, turn.sampler
+        length = len(session.token_ids)
+        verified = verify(sampler, logits, drafts, position=length)
+        logprobs = row_logprobs(sampler, logits, verified.token_ids)
+        sampled_ns = self._clock()
+        if turn.entry.work is not Work.DECODE:
+            turn.request.stamps.prefilled_ns, turn.request.stamps.sampled_ns = now, sampled_ns
+            turn.num_computed_tokens += length - planned.start
+            turn.entry.work = Work.DECODE
+        emitted = turn.push(verified.token_ids, logprobs, time_ns=sampled_ns)
+        taken = emitted.token_ids
+        sampler.accept(taken)
+        turn.entry.room = turn.room
+        turn.counter.add(
+            num_drafts=len(drafts),
+            num_accepted=min(verified.num_accepted, len(taken)),
+            num_emitted=len(taken),
+        )
+        # The last taken token has no KV that counts, whether it was a draft or the target's own.
+        self._sessions.commit(session, taken, num_computed=length + len(taken) - 1)
+        if planned.num_drafts:
+            self._sessions.trim(session)
+            assert self._drafter is not None
+            self._drafter.commit(session.session_id, len(session.token_ids))
+        self._events.append(
+            TokensEvent(turn.request.response_id, emitted.text, taken, emitted.logprobs, sampled_ns)
+        )
+        if turn.finish is not None:
+            self._end(turn)
+
+    def _end(self, turn: LiveTurn, error: ChatrtError | None = None) -> None:
+        """Leave the scheduler, cut the ids to what the tip keeps, park, report."""
+        request, session = turn.request, turn.entry.session
+        assert turn.finish is not None
+        self._scheduler.remove(turn.entry)
+        del self._turns[request.response_id]
+        del self._by_session[session.session_id]
+        cut = turn.cut()
+        output_ids = turn.token_ids[: cut.num_kept] + cut.remainder_ids
+        if turn.token_ids != output_ids:
+            copies = self._sessions.rewind(session, turn.prompt_length + cut.num_kept)
+            self._target.kv.copy_rows(copies)
+            self._sessions.extend(session, cut.remainder_ids)
+        else:
+            self._sessions.trim(session)
+        resident, shared = len(session.page_ids), self._sessions.num_shared_pages(session)
+        if request.kind is TurnKind.TYPED_AHEAD:
+            assert request.typed_ahead_key is not None
+            self._residency.keep_typed(request.typed_ahead_key, session)
+        else:
+            self._residency.keep_tip(request.response_id, session)
+        kv = replace(
+            turn.kv,
+            computed_tokens=turn.num_computed_tokens,
+            resident_pages=resident,
+            shared_pages=shared,
+        )
+        self._events.append(
+            finished(
+                turn,
+                output_ids,
+                kv=kv,
+                drafter=self._drafter,
+                error=error,
+                time_ns=self._clock(),
+            )
+        )
+
+    def _refuse(
+        self, request: TurnRequest, reason: FinishReason, error: ChatrtError | None
+    ) -> None:
+        self._events.append(refused(request, reason, error=error, time_ns=self._clock()))
+
+    def _relieve(self, starved: Sequence[Entry]) -> bool:
+        """Nobody could get a page: the youngest turn gives its own back, and says so."""
+        if not starved:
+            return False
+        youngest = max(starved, key=lambda entry: entry.arrival)
+        turn = self._by_session[youngest.session.session_id]
+        turn.finish = FinishReason.FAILED
+        figures = self._sessions.figures()
+        free, evictable = self._sessions.num_free, self._sessions.num_evictable
+        self._end(turn, OutOfPages(1, free, evictable, figures.total))
+        return True
+
+    def _supersede(self, typed_ahead_key: str) -> None:
+        """End the half-typed turn of a lane, queued or running."""
+
+        def half_typed(request: TurnRequest) -> bool:
+            typed = request.kind is TurnKind.TYPED_AHEAD
+            return typed and request.typed_ahead_key == typed_ahead_key
+
+        for request in self._admission.take(half_typed):
+            self._refuse(request, FinishReason.CANCELLED, None)
+        for turn in [t for t in self._turns.values() if half_typed(t.request)]:
+            turn.finish = FinishReason.CANCELLED
+            self._end(turn)
+
+    def _session_closed(self, session_id: int) -> None:
+        if self._drafter is not None:
+            self._drafter.close(session_id)
