@@ -1,0 +1,1 @@
+"""The command line: the only place that composes everything; one module for each command."""

@@ -1,0 +1,272 @@
+"""Puts the runtime together from settings: model, pages, scheduler, engine, service.
+
+Knows: every part's constructor. Does not know: terminals, sockets.
+Invariant: a warm runtime has run a whole turn, and forgotten it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+from chatrt.batch import BatchBuilder
+from chatrt.engine import Engine, EngineLimits, Target
+from chatrt.host import EngineHost
+from chatrt.kvcache import KVCache, MemoryPlan, plan_memory
+from chatrt.metrics import Metrics
+from chatrt.models.decoder import Decoder
+from chatrt.models.loader import Model, load_model
+from chatrt.pages import PageAllocator
+from chatrt.params import SamplingParams
+from chatrt.prefix import PrefixTree
+from chatrt.scheduler import LinearCostModel, Scheduler, SchedulerLimits
+from chatrt.service import ChatService, ServiceSettings
+from chatrt.session import SessionManager
+from chatrt.store import Store
+from chatrt.text.tokenizer import Tokenizer
+from chatrt.turn import FinishedEvent, TurnKind, TurnRequest
+from chatrt_drafts.ngram import NgramDrafter
+from chatrt_kernels.reference import ReferenceOps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from chatrt.drafter import Drafter
+    from chatrt.models.config import ModelConfig
+    from chatrt.models.files import ModelFiles
+    from chatrt.settings import Resolved, Settings
+
+_log = logging.getLogger(__name__)
+
+NUM_DRAFTS = 4
+_CPU_FRACTION = 0.25
+_GPU_FRACTION = 0.9
+_WARM_UP_TOKENS = 32
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the model runs."""
+
+    device: torch.device
+    dtype: torch.dtype
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """An engine with what describes it."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    memory: MemoryPlan
+    machine: Machine
+    model_name: str
+    max_context: int
+    sampling: SamplingParams
+
+
+def find_machine(settings: Settings) -> Machine:
+    """The device, dtype and threads that the settings mean on this machine."""
+    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda" if cuda else "cpu")
+    chosen = settings.dtype
+    dtype = (torch.bfloat16 if cuda else torch.float32) if chosen == "auto" else _DTYPES[chosen]
+    affinity = getattr(os, "sched_getaffinity", None)
+    num_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return Machine(device, dtype, settings.threads or num_cores)
+
+
+def memory_plan(
+    settings: Settings, config: ModelConfig, machine: Machine, *, weight_bytes: int
+) -> MemoryPlan:
+    """How many KV pages there will be; `weight_bytes` are already resident."""
+    bytes_per_page = KVCache.bytes_per_page(
+        num_layers=config.num_layers,
+        page_size=settings.page_size,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=machine.dtype,
+    )
+    if machine.device.type == "cuda":
+        available, name, fraction = torch.cuda.mem_get_info()[0], "free GPU memory", _GPU_FRACTION
+    else:
+        available, name, fraction = psutil.virtual_memory().total, "RAM", _CPU_FRACTION
+    return plan_memory(
+        available_bytes=available,
+        fraction_of=name,
+        weight_bytes=weight_bytes,
+        fraction=settings.kv_memory_fraction or fraction,
+        explicit_bytes=settings.kv_memory_bytes,
+        bytes_per_page=bytes_per_page,
+        page_size=settings.page_size,
+        max_context=min(settings.max_context or config.max_context, config.max_context),
+    )
+
+
+def build_runtime(
+    files: ModelFiles, resolved: Resolved, report: Callable[[str], None], *, warm: bool = True
+) -> Runtime:
+    """Load the model and make everything ready; `report` hears each stage in a few words.
+
+    A process that answers once and ends gains nothing from being `warm`.
+
+    Raises:
+        ModelError: The model's files cannot be used, or not one KV page fits.
+    """
+    settings = resolved.settings
+    machine = find_machine(settings)
+    torch.set_num_threads(machine.num_threads)
+    report(f"loading {files.name}")
+    ops = ReferenceOps(machine.dtype, machine.device)
+    model = load_model(files, ops, device=machine.device, dtype=machine.dtype)
+    tokenizer = Tokenizer.load(files.tokenizer_dir, eos_token_ids=model.config.eos_token_ids)
+    memory = memory_plan(settings, model.config, machine, weight_bytes=model.weights.num_bytes)
+    for line in memory.describe():
+        _log.info("%s", line)
+    # A conversation can hold no more than the pool: the last page must stay for the answer.
+    max_context = min(memory.max_context, memory.num_tokens)
+    engine = _engine(settings, model, ops, tokenizer, memory, machine, max_context)
+    if warm:
+        report("warming up")
+        _warm_up(engine, settings, max_context)
+    return Runtime(
+        engine=engine,
+        tokenizer=tokenizer,
+        memory=memory,
+        machine=machine,
+        model_name=files.name,
+        max_context=max_context,
+        sampling=sampling_defaults(resolved, files.name, model),
+    )
+
+
+def sampling_defaults(resolved: Resolved, name: str, model: Model) -> SamplingParams:
+    """What a request gets that names no sampling of its own."""
+    sourced = resolved.sampling_defaults(name, asdict(model.generation_defaults))
+    values = {key: one.value for key, one in sourced.items()}
+    return SamplingParams(**values)  # type: ignore[arg-type]  # checked when they were read
+
+
+def build_service(
+    runtime: Runtime, host: EngineHost, settings: Settings, database: Path | None
+) -> ChatService:
+    """The service over a started host; conversations are kept in `database`, if there is one."""
+
+    def pool() -> dict[str, int]:
+        figures = runtime.engine.sessions.figures()
+        return {
+            "free": figures.free,
+            "held": figures.held,
+            "cached": figures.cached,
+            "shared": figures.shared,
+        }
+
+    return ChatService(
+        host,
+        runtime.tokenizer,
+        Store.open(database) if database is not None else None,
+        Metrics(runtime.model_name, pool),
+        ServiceSettings(
+            model=runtime.model_name,
+            max_context=runtime.max_context,
+            sampling=runtime.sampling,
+            max_output_tokens=settings.max_output_tokens,
+            max_input_tokens=settings.max_input_tokens,
+            share_prefixes=settings.share_prefixes == "global",
+            model_aliases=frozenset({settings.model}),
+        ),
+    )
+
+
+def _engine(
+    settings: Settings,
+    model: Model,
+    ops: ReferenceOps,
+    tokenizer: Tokenizer,
+    memory: MemoryPlan,
+    machine: Machine,
+    max_context: int,
+) -> Engine:
+    config, device = model.config, machine.device
+    drafter: Drafter | None = NgramDrafter() if settings.drafter == "ngram" else None
+    max_rows = settings.max_num_batched_tokens
+    decoder = Decoder(
+        config,
+        model.weights,
+        ops,
+        max_rows=max_rows,
+        max_positions=max_context + NUM_DRAFTS,
+        device=device,
+        dtype=machine.dtype,
+    )
+    kv = KVCache.allocate(
+        num_layers=config.num_layers,
+        num_pages=memory.num_pages,
+        page_size=settings.page_size,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=machine.dtype,
+        device=device,
+    )
+    pages_per_context = -(-(max_context + NUM_DRAFTS) // settings.page_size) + 1
+    batches = BatchBuilder(
+        max_rows, settings.max_num_seqs, pages_per_context, settings.page_size, device
+    )
+    allocator = PageAllocator(memory.num_pages)
+    tree = PrefixTree(allocator, settings.page_size)
+    sessions = SessionManager(allocator, tree, page_size=settings.page_size)
+    limits = SchedulerLimits(
+        max_num_batched_tokens=max_rows,
+        max_num_seqs=settings.max_num_seqs,
+        max_gap_ms=settings.max_gap_ms,
+    )
+    cost_model = LinearCostModel(fixed_ms=0.0, decode_row_ms=1.0, prefill_row_ms=0.5)
+    return Engine(
+        Target(decoder, kv, batches, tokenizer),
+        sessions=sessions,
+        scheduler=Scheduler(sessions, limits, cost_model),
+        drafter=drafter,
+        limits=EngineLimits(
+            max_context=max_context,
+            max_num_seqs=settings.max_num_seqs,
+            page_size=settings.page_size,
+            num_drafts=NUM_DRAFTS if drafter is not None else 0,
+        ),
+        clock=time.perf_counter_ns,
+        draw_seed=lambda: secrets.randbits(63),
+    )
+
+
+def _warm_up(engine: Engine, settings: Settings, max_context: int) -> None:
+    """One turn of two chunks and a few decode steps, so that no person pays for first calls."""
+    length = min(settings.max_num_batched_tokens + _WARM_UP_TOKENS, max_context - 4)
+    request = TurnRequest(
+        response_id="warm-up",
+        kind=TurnKind.ANSWER,
+        token_ids=[0] * max(length, 1),
+        num_history=0,
+        sampling=SamplingParams(max_output_tokens=3, ignore_eos=True),
+        salt="warm-up",
+    )
+    engine.submit(request)
+    while engine.step():
+        pass
+    for event in engine.take_events():
+        if isinstance(event, FinishedEvent) and event.error is not None:
+            raise event.error
+    engine.forget(["warm-up"])

@@ -1,0 +1,86 @@
+"""`chatrt config`: every setting, its value and where it comes from.
+
+Knows: what is printed. Does not know: what a setting does. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from chatrt.cli import common
+from chatrt.errors import ModelNotFound
+from chatrt.settings import Sourced, describe
+
+if TYPE_CHECKING:
+    from chatrt.paths import Paths
+    from chatrt.settings import Resolved
+
+
+def config(as_json: common.JsonOption = False) -> None:
+    """Show each setting with its value and where it comes from."""
+    paths = common.find_paths()
+    resolved = common.load_settings(paths)
+    values = {
+        name: Sourced(getattr(resolved.settings, name), resolved.origin(name))
+        for name in describe()
+    }
+    model = resolved.settings.model
+    sampling = resolved.sampling_defaults(model, _recommended(resolved, paths))
+    if as_json:
+        common.show_json({"file": paths.config_file, "settings": values, "sampling": sampling})
+        return
+    state = "" if paths.config_file.exists() else " (not there)"
+    typer.echo(f"# {paths.config_file}{state}")
+    _show(values)
+    typer.echo(f"\n# sampling of {model}, where a request says nothing")
+    _show(sampling)
+
+
+def _show(values: dict[str, Sourced]) -> None:
+    rows = [(name, _text(one.value), one.origin) for name, one in values.items()]
+    name_width, value_width = (max(len(row[index]) for row in rows) for index in (0, 1))
+    for name, value, origin in rows:
+        typer.echo(f"{name:{name_width}} = {value:{value_width}}  # {origin}")
+
+
+def _text(value: object) -> str:
+    """The value as config.toml would have it, or the word that unsets it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | Path):
+        return f'"{value}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(f'"{one}"' for one in value) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _recommended(resolved: Resolved, paths: Paths) -> dict[str, object]:
+    """What the model's makers recommend; nothing for a model that is not known or not there."""
+    from chatrt.models.config import generation_defaults_from_hf
+    from chatrt.models.sources import LocalModel, resolve
+
+    try:
+        source = resolve(resolved.settings.model, cache_dir=paths.cache)
+    except ModelNotFound:
+        return {}
+    defaults = None if isinstance(source, LocalModel) else source.generation
+    if defaults is None:
+        path = common.present_path(resolved.settings.model, paths.cache)
+        file = None if path is None else path / "generation_config.json"
+        if file is None or not file.is_file():
+            return {}
+        import msgspec
+
+        defaults = generation_defaults_from_hf(msgspec.json.decode(file.read_bytes()))
+    return {one.name: getattr(defaults, one.name) for one in fields(defaults)}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(config)

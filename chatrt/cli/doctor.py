@@ -1,0 +1,206 @@
+"""`chatrt doctor`: what was found on this machine.
+
+Knows: what is printed. Does not know: how any of it is used. Torch is imported only where it is
+installed, to ask for devices. Invariant: what cannot be found out is said in a sentence, and the
+rest is still shown.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import typer
+
+import chatrt
+from chatrt.cli import common
+from chatrt.errors import ChatrtError
+from chatrt.launch import find_server
+
+if TYPE_CHECKING:
+    from chatrt.paths import Paths
+    from chatrt.settings import Settings
+
+Findings: TypeAlias = dict[str, dict[str, Any]]
+
+_PACKAGES = ("torch", "triton", "transformers", "tokenizers", "websockets", "textual", "msgspec")
+_INSTRUCTION_SETS = (
+    *("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx_vnni"),
+    *("avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),
+    *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+_CPU_KV_FRACTION = 0.25
+
+
+def doctor(as_json: common.JsonOption = False) -> None:
+    """Show what was found on this machine.
+
+    Device, memory plan, model, versions, folders and the running server.
+    """
+    paths = common.find_paths()
+    findings = find(common.load_settings(paths).settings, paths)
+    if as_json:
+        common.show_json(findings)
+        return
+    for section, entries in findings.items():
+        typer.echo(section)
+        for name, value in entries.items():
+            lines = value if isinstance(value, list) else [_text(name, value)]
+            for index, line in enumerate(lines):
+                label = "" if index else name.removesuffix("_bytes").replace("_", " ")
+                typer.echo(f"  {label:15} {line}")
+
+
+def find(settings: Settings, paths: Paths) -> Findings:
+    """All findings, by section and name."""
+    machine = _machine()
+    return {
+        "machine": machine,
+        "device": _device(settings),
+        "model": _model(settings, paths, machine["ram_bytes"]),
+        "versions": _versions(),
+        "folders": {
+            name: str(getattr(paths, name)) for name in ("cache", "data", "state", "config")
+        },
+        "server": _server(paths),
+    }
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return common.size_text(value)
+    return "-" if value is None else str(value)
+
+
+def _machine() -> dict[str, Any]:
+    cores = os.cpu_count()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": f"{usable} usable of {cores}",
+        "instructions": " ".join(_instruction_sets()) or None,
+        "ram_bytes": _ram_bytes(),
+    }
+
+
+def _ram_bytes() -> int | None:
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        import psutil
+    except ModuleNotFoundError:
+        return None
+    total: int = psutil.virtual_memory().total
+    return total
+
+
+def _instruction_sets() -> list[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    words = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    found = set(words.partition(":")[2].split())
+    return [name for name in _INSTRUCTION_SETS if name in found]
+
+
+def _device(settings: Settings) -> dict[str, Any]:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return {"state": "torch is not installed; chatting with a server elsewhere needs none"}
+    found: dict[str, Any] = {"setting": settings.device, "threads": torch.get_num_threads()}
+    if torch.cuda.is_available():
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        found["gpu"] = torch.cuda.get_device_name()
+        found |= {"free_memory_bytes": free_bytes, "memory_bytes": total_bytes}
+    else:
+        found["gpu"] = None
+    return found
+
+
+def _model(settings: Settings, paths: Paths, ram_bytes: int | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": settings.model}
+    try:
+        path = common.present_path(settings.model, paths.cache)
+        found["path"] = None if path is None else str(path)
+        if path is None:
+            found["state"] = "not fetched; chatrt pull does it"
+        else:
+            found["state"] = "present"
+            found["memory_plan"] = _memory_plan(settings, path, ram_bytes)
+    except (ChatrtError, OSError) as error:
+        found["state"] = str(error)
+    except ModuleNotFoundError as error:
+        found["memory_plan"] = f"needs {error.name}"
+    return found
+
+
+def _memory_plan(settings: Settings, path: Path, ram_bytes: int | None) -> list[str]:
+    """The plan on a CPU; on a GPU it depends on what is free once the weights are there."""
+    import torch
+
+    from chatrt.kvcache import KVCache, plan_memory
+    from chatrt.models.files import ModelFiles
+    from chatrt.models.loader import read_config
+
+    on_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    if on_gpu or ram_bytes is None:
+        return ["made at start, of the memory that is then free"]
+    files = ModelFiles(settings.model, path, path)
+    config = read_config(files)
+    dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    bytes_per_page = KVCache.bytes_per_page(
+        num_layers=config.num_layers,
+        page_size=settings.page_size,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+    )
+    plan = plan_memory(
+        available_bytes=ram_bytes,
+        fraction_of="RAM",
+        weight_bytes=sum(one.stat().st_size for one in files.weight_files()),
+        fraction=settings.kv_memory_fraction or _CPU_KV_FRACTION,
+        explicit_bytes=settings.kv_memory_bytes,
+        bytes_per_page=bytes_per_page,
+        page_size=settings.page_size,
+        max_context=min(settings.max_context or config.max_context, config.max_context),
+    )
+    return plan.describe()
+
+
+def _versions() -> dict[str, Any]:
+    found: dict[str, Any] = {"chatrt": chatrt.__version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    found["executable"] = sys.executable
+    return found
+
+
+def _server(paths: Paths) -> dict[str, Any]:
+    record = find_server(paths)
+    if record is None:
+        return {"running": False, "log": str(paths.server_log)}
+    return {
+        "running": True,
+        "url": record.url,
+        "model": record.model,
+        "process": record.pid,
+        "version": record.version,
+        "log": str(paths.server_log),
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(doctor)

@@ -1,0 +1,230 @@
+"""`chatrt serve`: the server in the foreground.
+
+Knows: the order of a start: listen, say so, load, warm up, be ready. Does not know: how each works.
+Invariant: the port is taken before the model is loaded, so that a taken port is noticed at once;
+`/ready` answers only after the warm-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chatrt.cli import common
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chatrt.models.files import ModelFiles
+    from chatrt.paths import Paths
+    from chatrt.server.settings import ServerSettings
+    from chatrt.settings import Resolved, Settings
+
+_log = logging.getLogger(__name__)
+# How soon the network's thread gets the interpreter back from the engine's between two bytecodes.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help="Name, file, folder or org/name; default: the settings'.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. [8642]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. [auto]")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, float64, bfloat16 or float16. [auto]")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads that compute. [all cores]")] = None,
+    kv_memory_fraction: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of memory for KV pages. [0.9 free on a GPU, 0.25 of RAM on a CPU]"
+        ),
+    ] = None,
+    kv_memory_bytes: Annotated[
+        str | None, typer.Option(help="Memory for KV pages, such as 4GiB; wins over the fraction.")
+    ] = None,
+    page_size: Annotated[int | None, typer.Option(help="Token slots of a page. [16]")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(help="Longest conversation in tokens. [the model's]")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Most rows of one step. [512]")
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Most sequences that run at once. [64]")
+    ] = None,
+    max_gap_ms: Annotated[
+        str | None, typer.Option(help="Longest gap of a stream while others prefill, or none.")
+    ] = None,
+    max_input_tokens: Annotated[
+        int | None, typer.Option(help="Longest prompt in tokens. [what the context leaves]")
+    ] = None,
+    max_output_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer in tokens. [4096]")
+    ] = None,
+    drafter: Annotated[str | None, typer.Option(help="none or ngram. [none]")] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with API keys, one a line; default: the generated.")
+    ] = None,
+    insecure_no_auth: Annotated[
+        bool | None, typer.Option("--insecure-no-auth", help="Serve without an API key.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Web origin allowed besides loopback; repeatable.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Name of this host in requests; repeatable.")
+    ] = None,
+    share_prefixes: Annotated[
+        str | None, typer.Option(help="Who shares cached prefixes: key or global. [key]")
+    ] = None,
+    store: Annotated[
+        bool | None, typer.Option("--store/--no-store", help="Keep conversations on disk.")
+    ] = None,
+    idle_exit: Annotated[
+        str | None, typer.Option(help="End this long after the last client left. [never]")
+    ] = None,
+    drain: Annotated[
+        str | None, typer.Option(help="How long answers may finish on SIGTERM. [10s]")
+    ] = None,
+    disconnect_grace: Annotated[
+        str | None, typer.Option(help="How long an answer goes on without its client. [0s]")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error. [info]")
+    ] = None,
+) -> None:
+    """Serve a model on a WebSocket (OpenAI's Responses API)."""
+    given = locals()
+    renamed = {
+        "idle_exit": "idle_exit_s",
+        "drain": "drain_s",
+        "disconnect_grace": "disconnect_grace_s",
+    }
+    flags = {renamed.get(name, name): value for name, value in given.items()}
+    flags |= {name: tuple(value) for name, value in flags.items() if isinstance(value, list)}
+    paths = common.find_paths()
+    resolved = common.load_settings(paths, flags)
+    logging.basicConfig(
+        level=resolved.settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_serve(resolved, paths))
+
+
+async def _serve(resolved: Resolved, paths: Paths) -> None:
+    from chatrt.launch import register_server, unregister_server, write_status
+    from chatrt.models.sources import resolve
+    from chatrt.server.server import Server
+    from chatrt.service.deferred import DeferredService
+
+    settings = resolved.settings
+    source = resolve(settings.model, cache_dir=paths.cache)
+    service = DeferredService()
+    server = Server(service, _server_settings(settings, paths))
+    await server.start()
+    server.install_signal_handlers()
+    register_server(
+        paths, host=settings.host, port=server.port, model=source.name, started_at=time.time()
+    )
+
+    def report(text: str) -> None:
+        _log.info("%s", text)
+        write_status(paths, text)
+
+    ended = asyncio.ensure_future(server.serve_forever())
+    work = asyncio.ensure_future(_load_and_run(service, resolved, paths, report, ended))
+    try:
+        await asyncio.wait((ended, work), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            await work
+        await ended
+        await work
+    finally:
+        unregister_server(paths)
+        if not ended.done():
+            await server.stop()
+
+
+async def _load_and_run(
+    service: object,
+    resolved: Resolved,
+    paths: Paths,
+    report: Callable[[str], None],
+    ended: asyncio.Future[None],
+) -> None:
+    """Make the service ready, and take it down again when the server has ended."""
+    from chatrt.cli.build import build_runtime, build_service
+    from chatrt.host import EngineHost
+    from chatrt.service.deferred import DeferredService
+
+    assert isinstance(service, DeferredService)
+    settings = resolved.settings
+    files = await asyncio.to_thread(_fetch, settings, paths, report)
+    if ended.done():
+        return
+    runtime = await asyncio.to_thread(build_runtime, files, resolved, report)
+    host = EngineHost(runtime.engine)
+    host.start()
+    database = paths.database if settings.store else None
+    built = build_service(runtime, host, settings, database)
+    try:
+        service.begin(built)
+        report(f"ready: {runtime.model_name}, up to {runtime.max_context:,} tokens")
+        await ended
+    finally:
+        await host.stop()
+        await built.close()
+
+
+def _fetch(settings: Settings, paths: Paths, report: Callable[[str], None]) -> ModelFiles:
+    from chatrt.models.sources import fetch, resolve
+
+    told = [-1]
+
+    def progress(done_bytes: int, total_bytes: int | None, what: str) -> None:
+        percent = int(100 * done_bytes / total_bytes) if total_bytes else 0
+        if percent != told[0]:
+            told[0] = percent
+            report(f"fetching {what}: {percent} %")
+
+    source = resolve(settings.model, cache_dir=paths.cache)
+    return fetch(source, cache_dir=paths.cache, progress=progress)
+
+
+def _server_settings(settings: Settings, paths: Paths) -> ServerSettings:
+    from chatrt.api_keys import ensure_api_keys
+    from chatrt.server.settings import ServerSettings
+
+    keys: tuple[str, ...] = ()
+    if not settings.insecure_no_auth:
+        keys = ensure_api_keys(settings.api_key_file or paths.api_key)
+    return ServerSettings(
+        host=settings.host,
+        port=settings.port,
+        api_keys=keys,
+        insecure_no_auth=settings.insecure_no_auth,
+        allow_origins=settings.allow_origin,
+        allow_hosts=settings.allow_host,
+        disconnect_grace_s=settings.disconnect_grace_s,
+        drain_s=settings.drain_s,
+        idle_exit_s=settings.idle_exit_s,
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(serve)

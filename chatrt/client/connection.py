@@ -1,0 +1,370 @@
+"""One WebSocket to the server: several answers at once, each an async iterator of stamped events.
+
+Knows: the handshake, lanes, which event belongs to which answer, the client's verbs.
+Does not know: threads, reconnecting, how an answer is shown.
+Invariant: every answer has a lane of its own while it runs (a `stream_id` is always sent), so an
+event with a `stream_id` belongs to the one answer on that lane, and an event without one answers
+the one outstanding connection-level request. Nothing is ever guessed from order alone.
+Cost: events wait in memory, unbounded, until their iterator is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Self, cast
+from urllib.parse import urlsplit
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidMessage,
+    InvalidStatus,
+    WebSocketException,
+)
+from websockets.frames import DATA_OPCODES, Frame
+
+from chatrt.client.http import HttpRoutes, websocket_url
+from chatrt.client.messages import (
+    TERMINAL_TYPES,
+    ClientEvent,
+    ResponseRequest,
+    TurnRecorder,
+    TurnResult,
+    error_from_wire,
+)
+from chatrt.errors import CallerError, ChatrtError, ServerUnavailable
+
+if TYPE_CHECKING:
+    import ssl as ssl_module
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from websockets.protocol import Event
+
+MAX_ACTIVE_LANES = 16
+_MAX_FRAME_BYTES = 64 * 1024 * 1024  # a terminal event repeats the whole answer
+_OPEN_TIMEOUT_S = 5.0
+_REPLY_TIMEOUT_S = 10.0
+
+
+class _StampedConnection(ClientConnection):
+    """Keeps, for each message, the time at which its last bytes were read from the socket."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stamps_ns: deque[int] = deque()
+        self._read_ns = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._read_ns = time.perf_counter_ns()
+        super().data_received(data)
+
+    def process_event(self, event: Event) -> None:
+        if isinstance(event, Frame) and event.opcode in DATA_OPCODES and event.fin:
+            self.stamps_ns.append(self._read_ns)
+        super().process_event(event)
+
+
+class Answer:
+    """The events of one response, in order, as an async iterator that ends after the terminal one.
+
+    Iterating raises the server's error for a refused request, and `ServerUnavailable` when the
+    connection is lost. `sent_ns` was stamped just before the request was written.
+    """
+
+    def __init__(self, client: ChatClient, lane: str, start_ns: int | None) -> None:
+        self.sent_ns = time.perf_counter_ns()
+        self.recorder = TurnRecorder(self.sent_ns if start_ns is None else start_ns)
+        self._client = client
+        self._lane = lane
+        self._queue: asyncio.Queue[ClientEvent | ChatrtError] = asyncio.Queue()
+        self._ended = False
+
+    @property
+    def response_id(self) -> str | None:
+        """The response's id, None until its first event was read."""
+        return self.recorder.response_id
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ClientEvent:
+        if self._ended:
+            raise StopAsyncIteration
+        event = await self._queue.get()
+        if isinstance(event, ChatrtError):
+            self._ended = True
+            raise event
+        self._ended = event.type in TERMINAL_TYPES
+        return event
+
+    async def cancel(self) -> None:
+        """Ask the server to stop; the iterator still gives what is left, and the terminal event."""
+        if not self._ended and not self.recorder.finished:
+            await self._client.cancel(self.response_id, stream_id=self._lane)
+
+    async def collect(self) -> TurnResult:
+        """Read to the end.
+
+        Raises:
+            ChatrtError: As iterating does, and for a response that failed.
+        """
+        async for _ in self:
+            pass
+        result = self.recorder.result()
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def _deliver(self, event: ClientEvent | ChatrtError) -> None:
+        # Recorded as received, not as iterated: a cancel must know at once that there is an id.
+        if isinstance(event, ClientEvent):
+            self.recorder.add(event)
+        self._queue.put_nowait(event)
+
+
+class ChatClient:
+    """A connection to one server, made by `ChatClient.connect`, closed by `close` or `async with`.
+
+    At most 16 answers run at once; a further `send` waits for a lane.
+    """
+
+    def __init__(self, websocket: _StampedConnection, http: HttpRoutes) -> None:
+        self.http = http
+        self._websocket = websocket
+        self._answers: dict[str, Answer] = {}
+        self._free_lanes: asyncio.LifoQueue[str] = asyncio.LifoQueue()
+        for index in reversed(range(MAX_ACTIVE_LANES)):
+            self._free_lanes.put_nowait(f"lane-{index}")
+        self._request_lock = asyncio.Lock()
+        self._reply: asyncio.Future[dict[str, Any]] | None = None
+        self._lost: ChatrtError | None = None
+        self._reader = asyncio.create_task(self._read(), name="chatrt-client-reader")
+
+    @classmethod
+    async def connect(
+        cls, url: str, *, api_key: str | None = None, ssl: ssl_module.SSLContext | None = None
+    ) -> Self:
+        """Connect to `url` (ws, wss, http or https; without a path, `/v1/responses` is meant).
+
+        Raises:
+            ServerUnavailable: Nothing answers, or it is not (yet) a chat server.
+            CallerError: The server refuses the key or the origin, code `invalid_api_key`.
+        """
+        address = websocket_url(url)
+        websocket = await _open(address, api_key, ssl)
+        return cls(websocket, HttpRoutes(url, api_key=api_key, ssl=ssl))
+
+    async def send(self, request: ResponseRequest, *, start_ns: int | None = None) -> Answer:
+        """Send `request` on a free lane.
+
+        `start_ns` moves the start of the turn, from which TTFT counts, to before this call.
+
+        Raises:
+            ServerUnavailable: The connection is gone.
+        """
+        self._check_open()
+        lane = await self._free_lanes.get()
+        answer = Answer(self, lane, start_ns)
+        self._answers[lane] = answer
+        try:
+            await self._write(request.to_message(lane))
+        except ChatrtError:
+            self._free(lane)
+            raise
+        return answer
+
+    async def chat(
+        self,
+        text: str,
+        *,
+        previous_response_id: str | None = None,
+        conversation: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        chatrt: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        """Send `text` as one user message; see `ResponseRequest` for the arguments."""
+        return await self.send(
+            ResponseRequest(
+                input=text,
+                previous_response_id=previous_response_id,
+                conversation=conversation,
+                sampling=sampling or {},
+                chatrt=chatrt or {},
+            )
+        )
+
+    async def cancel(self, response_id: str | None, *, stream_id: str | None = None) -> None:
+        """Stop a response by its id or, before it has one, the response running on a lane."""
+        named = {"response_id": response_id} if response_id else {"stream_id": stream_id}
+        await self._write({"type": "response.cancel", **named})
+
+    async def create_conversation(self, title: str | None = None) -> str:
+        """Make a conversation and return its id."""
+        message = {"type": "chatrt.conversation.create"}
+        reply = await self._request(message | ({"title": title} if title else {}))
+        nested = reply.get("conversation")
+        found = nested.get("id") if isinstance(nested, dict) else reply.get("id")
+        if not found:
+            raise ServerUnavailable("the server made a conversation but did not say its id")
+        return str(found)
+
+    async def rename_conversation(self, conversation_id: str, title: str) -> None:
+        """Set a conversation's title."""
+        await self._request(
+            {"type": "chatrt.conversation.update", "id": conversation_id, "title": title}
+        )
+
+    async def wait_lost(self) -> ChatrtError:
+        """Wait until the connection is gone, and say why."""
+        await asyncio.wait([self._reader])
+        assert self._lost is not None
+        return self._lost
+
+    async def close(self) -> None:
+        """Close the connection; answers that still run end with `ServerUnavailable`."""
+        await self._websocket.close()
+        await asyncio.wait([self._reader])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _check_open(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    async def _write(self, message: Mapping[str, Any]) -> None:
+        self._check_open()
+        try:
+            await self._websocket.send(msgspec.json.encode(message).decode())
+        except ConnectionClosed as closed:
+            raise _lost_error(closed) from closed
+
+    async def _request(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a connection-level request and wait for its reply; one is outstanding at a time."""
+        async with self._request_lock:
+            self._reply = asyncio.get_running_loop().create_future()
+            try:
+                await self._write(message)
+                async with asyncio.timeout(_REPLY_TIMEOUT_S):
+                    return await self._reply
+            except TimeoutError as error:
+                raise ServerUnavailable(
+                    f"the server did not answer {message['type']} within {_REPLY_TIMEOUT_S:g} s"
+                ) from error
+            finally:
+                self._reply = None
+
+    async def _read(self) -> None:
+        lost: ChatrtError
+        try:
+            while True:
+                frame = await self._websocket.recv()
+                self._route(frame, self._websocket.stamps_ns.popleft())
+        except ConnectionClosed as closed:
+            lost = _lost_error(closed)
+        except msgspec.DecodeError as error:
+            lost = ServerUnavailable(f"the server sent a frame that is not JSON: {error}")
+            await self._websocket.close(1002)
+        self._lost = lost
+        for lane in list(self._answers):
+            self._answers[lane]._deliver(lost)
+            self._free(lane)
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(lost)
+
+    def _route(self, frame: str | bytes, received_ns: int) -> None:
+        data = msgspec.json.decode(frame, type=dict[str, Any])
+        kind = str(data.get("type", ""))
+        lane = data.get("stream_id")
+        error = (
+            error_from_wire(data.get("error"), int(data.get("status") or 400))
+            if kind == "error"
+            else None
+        )
+        if lane is None:
+            self._answer_request(kind, data, error)
+            return
+        answer = self._answers.get(str(lane))
+        if answer is None:
+            return  # its answer has ended: a cancel that came too late
+        answer._deliver(error or ClientEvent(kind, data, received_ns))
+        if error is not None or kind in TERMINAL_TYPES:
+            self._free(str(lane))
+
+    def _answer_request(self, kind: str, data: dict[str, Any], error: ChatrtError | None) -> None:
+        if self._reply is None or self._reply.done():
+            return
+        if error is not None:
+            self._reply.set_exception(error)
+        elif kind.startswith("chatrt."):
+            self._reply.set_result(data)
+
+    def _free(self, lane: str) -> None:
+        if self._answers.pop(lane, None) is not None:
+            self._free_lanes.put_nowait(lane)
+
+
+async def _open(
+    address: str, api_key: str | None, ssl: ssl_module.SSLContext | None
+) -> _StampedConnection:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
+    tls = (ssl or True) if address.startswith("wss:") else None
+    try:
+        websocket = await connect(
+            address,
+            additional_headers=headers,
+            compression=None,
+            max_size=_MAX_FRAME_BYTES,
+            open_timeout=_OPEN_TIMEOUT_S,
+            # A proxy of the environment is never asked for this machine's own server.
+            proxy=None if _is_loopback(address) else True,
+            create_connection=_StampedConnection,
+            ssl=tls,
+        )
+    except InvalidStatus as refused:
+        status = refused.response.status_code
+        if status in (401, 403):
+            raise CallerError(
+                f"the server at {address} refuses this API key (HTTP status {status})",
+                code="invalid_api_key",
+            ) from refused
+        raise ServerUnavailable(
+            f"the server at {address} does not accept the connection (HTTP status {status})"
+        ) from refused
+    except InvalidMessage as error:
+        raise ServerUnavailable(f"what answers at {address} is not a chat server") from error
+    except ConnectionRefusedError as error:
+        raise ServerUnavailable(f"no server answers at {address}") from error
+    except (InvalidHandshake, WebSocketException, OSError, EOFError) as error:
+        raise ServerUnavailable(f"no server answers at {address}: {error}") from error
+    return cast("_StampedConnection", websocket)
+
+
+def _is_loopback(address: str) -> bool:
+    host = urlsplit(address).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _lost_error(closed: ConnectionClosed) -> ServerUnavailable:
+    received = closed.rcvd
+    if received is None:
+        return ServerUnavailable("the connection to the server was lost")
+    reason = f": {received.reason}" if received.reason else ""
+    return ServerUnavailable(f"the server closed the connection (code {received.code}{reason})")

@@ -1,0 +1,351 @@
+"""One WebSocket connection: one reader, one writer, and the lanes between them.
+
+Knows: frames, lanes, the service's interface. Does not know: models, tokens, other connections.
+Invariant: a bad request closes nothing and touches no other; the reader never waits for an answer;
+when the client is gone, each running response that nobody else reads is abandoned after the grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+
+from chatrt.errors import CallerError, ChatrtError, Overloaded, ServerUnavailable
+from chatrt.server.lanes import Lane, Lanes, Waiting
+from chatrt.server.outbox import Outbox
+from chatrt.server.service import CallContext, Service
+from chatrt.wire.encode import encode
+from chatrt.wire.errors import error_event, internal_error
+from chatrt.wire.messages import (
+    ClientMessage,
+    ConversationCreate,
+    ConversationSubscribe,
+    ConversationUpdate,
+    ResponseCancel,
+    ResponseCreate,
+    WireLimits,
+    open_envelope,
+    read_message,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from websockets.asyncio.server import ServerConnection
+
+    from chatrt.server.settings import ServerSettings
+    from chatrt.wire.encode import Event
+    from chatrt.wire.log import ResponseLog
+
+logger = logging.getLogger(__name__)
+
+_LARGE_FRAME_BYTES = 64 * 2**10  # decoding more than this would hold up the other connections
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Whose connection it is; `model` is what its URL names, for creates that name none."""
+
+    connection_id: str
+    key_id: str
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rejected:
+    """A frame that holds no message; `is_create` if it meant to be one."""
+
+    error: CallerError
+    stream_id: str | None = None
+    is_create: bool = False
+
+
+class Connection:
+    """Serves one open socket. `clock` gives nanoseconds."""
+
+    def __init__(
+        self,
+        socket: ServerConnection,
+        service: Service,
+        settings: ServerSettings,
+        peer: Peer,
+        clock: Callable[[], int],
+    ) -> None:
+        self._socket = socket
+        self._service = service
+        self._settings = settings
+        self._peer = peer
+        self._clock = clock
+        self._outbox = Outbox(service, settings.outbox_bytes)
+        self._lanes = Lanes(
+            self, max_names=settings.max_lanes, max_queued=settings.max_queued_per_lane
+        )
+        self._active = asyncio.Semaphore(settings.max_active_lanes)
+        self._viewed: dict[str, Callable[[], None]] = {}
+        self._draining = False
+        self._closed = False
+
+    @property
+    def key_id(self) -> str:
+        """Whose connection it is."""
+        return self._peer.key_id
+
+    @property
+    def outbox_bytes(self) -> int:
+        """Approximate bytes that wait to be sent."""
+        return self._outbox.pending_bytes
+
+    async def run(self) -> None:
+        """Serve until the socket closes; then leave the responses as the grace period says."""
+        writer = asyncio.create_task(self._write())
+        try:
+            await self._read()
+        finally:
+            writer.cancel()
+            await self._leave()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def drain(self) -> None:
+        """Refuse new turns from now on; returns when the running ones are sent."""
+        self._draining = True
+        workers = [lane.worker for lane in self._lanes if lane.worker is not None]
+        if workers:
+            await asyncio.wait(workers)
+        await self._outbox.empty()
+
+    async def close(self, code: int, reason: str) -> None:
+        """Close the socket."""
+        await self._socket.close(code, reason)
+
+    async def answer(self, lane: Lane, waiting: Waiting) -> None:
+        """Create the response and return when its last event was sent (`LaneHost`)."""
+        async with self._active:
+            log = await self._create(lane, waiting)
+            if log is None:
+                return
+            lane.log = log
+            sent = asyncio.Event()
+            self._attach(log, lane.stream_id, sent.set)
+            if lane.cancel_asked:
+                await self._cancel(log.response_id, lane.stream_id)
+            await sent.wait()
+            lane.log = None
+
+    async def prefill(self, lane: Lane, waiting: Waiting) -> None:
+        """Create a typed-ahead response and return at once (`LaneHost`)."""
+        generation = lane.generation
+        log = await self._create(lane, waiting)
+        if log is None:
+            return
+        self._attach(log, lane.stream_id, lambda: None)
+        if lane.generation != generation:  # the real turn overtook it
+            await self._cancel(log.response_id, lane.stream_id)
+
+    def refuse(self, lane: Lane, error: ChatrtError) -> None:
+        """Tell the client that a create was refused (`LaneHost`)."""
+        self._outbox.reply(error_event(error, lane.stream_id))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                frame = await self._socket.recv(decode=False)
+                received_ns = self._clock()
+                await self._outbox.room()
+                await self._handle(frame, received_ns)
+        except ConnectionClosed as closed:
+            logger.debug("connection %s closed: %s", self._peer.connection_id, closed.code)
+
+    async def _handle(self, frame: bytes, received_ns: int) -> None:
+        decode = partial(_decode, frame, self._settings.wire)
+        large = len(frame) > _LARGE_FRAME_BYTES
+        message = await asyncio.to_thread(decode) if large else decode()
+        try:
+            await self._dispatch(message, received_ns)
+        except ChatrtError as error:
+            self._outbox.reply(error_event(error, message.stream_id))
+        except Exception as error:
+            self._report(error)
+            self._outbox.reply(error_event(internal_error(), message.stream_id))
+
+    async def _dispatch(self, message: ClientMessage | _Rejected, received_ns: int) -> None:
+        match message:
+            case ResponseCreate():
+                waiting = Waiting(self._with_model(message), received_ns)
+                lane = self._lanes.open(message.stream_id)
+                if message.partial:
+                    lane.type_ahead(waiting)
+                else:
+                    lane.submit(waiting)
+            case ResponseCancel():
+                await self._cancel_asked(message)
+            case _Rejected(is_create=True):
+                self._lanes.open(message.stream_id).submit(message.error)
+            case _Rejected():
+                raise message.error
+            case _:
+                await self._conversation(message, received_ns)
+
+    async def _conversation(
+        self,
+        message: ConversationCreate | ConversationUpdate | ConversationSubscribe,
+        received_ns: int,
+    ) -> None:
+        context = self._context(message.stream_id, received_ns)
+        match message:
+            case ConversationCreate():
+                made = await self._service.conversation_create(message, context)
+                reply: Event = {"type": "chatrt.conversation.created", "conversation": made}
+            case ConversationUpdate():
+                made = await self._service.conversation_update(message, context)
+                reply = {"type": "chatrt.conversation.updated", "conversation": made}
+            case ConversationSubscribe():
+                await self._view(message, context)
+                reply = {"type": "chatrt.conversation.subscribed", "id": message.id}
+        if message.stream_id is not None:
+            reply["stream_id"] = message.stream_id
+        self._outbox.reply(reply)
+
+    async def _view(self, message: ConversationSubscribe, context: CallContext) -> None:
+        limit = self._settings.max_subscriptions
+        if message.id not in self._viewed and len(self._viewed) >= limit:
+            raise Overloaded(
+                f"this connection views {len(self._viewed)} conversations, at most {limit} may be"
+            )
+
+        def on_log(log: ResponseLog) -> None:
+            if not self._outbox.sends(log):
+                self._attach(log, message.stream_id, lambda: None)
+
+        stop = await self._service.conversation_subscribe(message, context, on_log)
+        before = self._viewed.pop(message.id, None)
+        if before is not None:
+            before()
+        self._viewed[message.id] = stop
+
+    async def _create(self, lane: Lane, waiting: Waiting) -> ResponseLog | None:
+        """The new response's log; None if it was refused, which the client is told."""
+        if self._closed:
+            return None
+        if self._draining:
+            self.refuse(lane, ServerUnavailable("the server is shutting down"))
+            return None
+        context = self._context(lane.stream_id, waiting.received_ns)
+        try:
+            return await self._service.create(waiting.message, context)
+        except ChatrtError as error:
+            self.refuse(lane, error)
+        except Exception as error:
+            self._report(error)
+            self.refuse(lane, internal_error())
+        return None
+
+    async def _cancel_asked(self, message: ResponseCancel) -> None:
+        if message.response_id is not None:
+            await self._service.cancel(message.response_id, self._peer.key_id)
+            return
+        lane = self._lanes.find(message.stream_id)
+        if lane is None or lane.worker is None:
+            return  # it ended while the cancel was on its way
+        if lane.log is None:
+            lane.cancel_asked = True  # its log does not exist yet
+        else:
+            await self._service.cancel(lane.log.response_id, self._peer.key_id)
+
+    async def _cancel(self, response_id: str, stream_id: str | None) -> None:
+        try:
+            await self._service.cancel(response_id, self._peer.key_id)
+        except ChatrtError as error:
+            self._outbox.reply(error_event(error, stream_id))
+        except Exception as error:
+            self._report(error)
+
+    def _attach(self, log: ResponseLog, stream_id: str | None, on_sent: Callable[[], None]) -> None:
+        if self._closed:  # the client left while the response was being created
+            self._orphaned(log)
+            on_sent()
+        else:
+            self._outbox.attach(log, stream_id=stream_id, on_sent=on_sent)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                outgoing = self._outbox.next()
+                if outgoing is None:
+                    await self._outbox.changed()
+                    continue
+                async with asyncio.timeout(self._settings.slow_client_s):
+                    await self._socket.send(encode(outgoing.event), text=True)
+                self._outbox.sent(outgoing, self._clock())
+        except ConnectionClosed:
+            pass  # the reader sees it too, and cleans up
+        except TimeoutError:
+            logger.info("connection %s takes no data, closing", self._peer.connection_id)
+            await self._socket.close(CloseCode.TRY_AGAIN_LATER, "the client reads too slowly")
+        except Exception as error:
+            self._report(error)
+            await self._socket.close(CloseCode.INTERNAL_ERROR, "the server failed")
+
+    async def _leave(self) -> None:
+        self._closed = True
+        for stop in self._viewed.values():
+            stop()
+        for log in self._outbox.close():
+            self._orphaned(log)
+        tasks = [task for lane in self._lanes for task in lane.tasks]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _orphaned(self, log: ResponseLog) -> None:
+        """Abandon a log that is still unread after the grace period."""
+        grace_s = self._settings.disconnect_grace_s
+        if grace_s > 0:
+            asyncio.get_running_loop().call_later(grace_s, _abandon, self._service, log)
+        else:
+            _abandon(self._service, log)
+
+    def _context(self, stream_id: str | None, received_ns: int) -> CallContext:
+        connection_id = self._peer.connection_id
+        return CallContext(
+            key_id=self._peer.key_id,
+            connection_id=connection_id,
+            lane_key=connection_id if stream_id is None else f"{connection_id}/{stream_id}",
+            received_ns=received_ns,
+        )
+
+    def _with_model(self, message: ResponseCreate) -> ResponseCreate:
+        if message.model is not None or self._peer.model is None:
+            return message
+        return msgspec.structs.replace(message, model=self._peer.model)
+
+    def _report(self, error: Exception) -> None:
+        report(error, f"connection {self._peer.connection_id}")
+
+
+def report(error: Exception, where: str) -> None:
+    """Log an unexpected error: its type and its place, not its words, which may hold a prompt."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("%s: unexpected %s\n%s", where, type(error).__name__, frames)
+
+
+def _abandon(service: Service, log: ResponseLog) -> None:
+    if not log.finished and log.num_subscribers == 0:
+        service.abandon(log.response_id)
+
+
+def _decode(frame: bytes, limits: WireLimits) -> ClientMessage | _Rejected:
+    try:
+        envelope = open_envelope(frame, limits)
+    except CallerError as error:
+        return _Rejected(error)
+    try:
+        return read_message(envelope, limits)
+    except CallerError as error:
+        is_create = envelope.type == "response.create"
+        return _Rejected(error, stream_id=envelope.stream_id, is_create=is_create)

@@ -1,0 +1,170 @@
+"""One running answer: the engine's events become the wire's, and the turn becomes a stored one.
+
+Knows: a request, its log, its events. Does not know: how it is stored, who reads the log.
+Invariant: text goes into the log in the order in which it was accepted; `close` is called once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from chatrt.errors import ChatrtError
+from chatrt.service.figures import turn_figures
+from chatrt.service.prompts import PREFILLED
+from chatrt.store import StoredTurn
+from chatrt.turn import FinishedEvent, FinishReason, KVFigures, TokensEvent, TurnKind
+from chatrt.wire.events import AnswerEvents, ResponseFields, Usage, logprob_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from chatrt.service.prompts import PlannedPrompt
+    from chatrt.text.tokenizer import Tokenizer
+    from chatrt.turn import EngineEvent, TokenLogprob, TurnRequest
+    from chatrt.wire.log import ResponseLog
+
+_STATUS = {
+    FinishReason.END_OF_TURN: "completed",
+    FinishReason.PREFILLED: PREFILLED,
+    FinishReason.MAX_OUTPUT_TOKENS: "incomplete",
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.FAILED: "failed",
+}
+
+
+@dataclass(slots=True)
+class Answer:
+    """A turn between the engine and its log. `on_finished` is told once, with the last event."""
+
+    request: TurnRequest
+    planned: PlannedPrompt
+    fields: ResponseFields
+    log: ResponseLog
+    tokenizer: Tokenizer
+    token_timing: bool
+    on_finished: Callable[[Answer, FinishedEvent], None]
+    events: AnswerEvents = field(init=False)
+    delta_times_ns: list[int] = field(default_factory=list)
+    log_closed: asyncio.Event = field(default_factory=asyncio.Event)
+    _num_held: int = 0
+
+    def __post_init__(self) -> None:
+        generates = self.request.kind is TurnKind.ANSWER
+        self.events = AnswerEvents(self.log, self.fields, generates=generates)
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Take an event of the engine, on the loop's thread."""
+        if isinstance(event, TokensEvent):
+            self._tokens(event)
+        elif isinstance(event, FinishedEvent):
+            self.on_finished(self, event)
+
+    def close(self, event: FinishedEvent, *, store_error: ChatrtError | None = None) -> None:
+        """Append the terminal event."""
+        usage, kv = self.usage(event), self.kv(event)
+
+        def figures(first_sent_ns: int | None) -> dict[str, Any]:
+            body = turn_figures(
+                self.request.stamps,
+                event,
+                kv=kv,
+                delta_times_ns=self.delta_times_ns,
+                first_sent_ns=first_sent_ns,
+            )
+            if store_error is not None:
+                body["store_error"] = store_error.message
+            return body
+
+        if event.reason is FinishReason.FAILED:
+            self.events.failed(event.error or ChatrtError("the turn failed"), usage, figures)
+        elif event.reason is FinishReason.CANCELLED:
+            self.events.cancelled(usage, figures)
+        elif event.reason is FinishReason.MAX_OUTPUT_TOKENS:
+            self.events.incomplete("max_output_tokens", usage, figures)
+        else:
+            self.events.complete(usage, figures)
+
+    def usage(self, event: FinishedEvent) -> Usage:
+        """Token counts as the API reports them."""
+        return Usage(
+            input_tokens=len(self.request.token_ids),
+            output_tokens=event.num_generated,
+            cached_tokens=event.kv.reused_tokens,
+            cache_write_tokens=event.kv.computed_tokens,
+        )
+
+    def kv(self, event: FinishedEvent) -> KVFigures:
+        """The engine's figures, with what the prompt's plan knows about a miss."""
+        planned = self.planned
+        if planned.miss_reason is None:
+            return event.kv
+        return replace(
+            event.kv,
+            dropped_turns=planned.num_dropped_turns,
+            miss_reason=planned.miss_reason,
+            first_divergence=planned.first_divergence,
+        )
+
+    def stored(self, event: FinishedEvent) -> StoredTurn:
+        """The turn for the store."""
+        figures = turn_figures(
+            self.request.stamps,
+            event,
+            kv=self.kv(event),
+            delta_times_ns=self.delta_times_ns,
+            first_sent_ns=self.log.first_sent_ns,
+        )
+        messages = [{"role": m.role, "content": m.content} for m in self.planned.messages]
+        return StoredTurn(
+            response_id=self.request.response_id,
+            parent_id=self.planned.parent_id,
+            conversation_id=self.log.conversation_id,
+            key_id=self.log.key_id,
+            model=self.fields.model,
+            instructions=self.fields.instructions,
+            input_json=_json(messages),
+            prompt_ids=tuple(self.planned.delta_ids),
+            output_ids=event.output_ids,
+            is_whole=self.planned.is_whole,
+            text=event.text,
+            status=_STATUS[event.reason],
+            usage_json=_json(self.usage(event).body()),
+            timing_json=_json(figures),
+            params_json=_json(self.fields),
+            created_at=float(self.fields.created_at),
+            seed=event.seed,
+        )
+
+    def stored_whole(self, event: FinishedEvent) -> StoredTurn:
+        """The turn for the store when its parent is not there: a root with the whole sequence."""
+        return replace(
+            self.stored(event),
+            parent_id=None,
+            prompt_ids=tuple(self.request.token_ids),
+            is_whole=True,
+        )
+
+    def _tokens(self, event: TokensEvent) -> None:
+        entries = [self._logprob_entry(entry) for entry in event.logprobs]
+        self._num_held += len(event.token_ids)
+        timing = None
+        if event.text:
+            self.delta_times_ns.append(event.time_ns)
+            if self.token_timing:
+                t_ms = (event.time_ns - self.request.stamps.received_ns) / 1e6
+                timing = {"t_ms": round(t_ms, 4), "n": self._num_held}
+            self._num_held = 0
+        self.events.delta(event.text, entries, timing)
+
+    def _logprob_entry(self, entry: TokenLogprob) -> dict[str, Any]:
+        token_bytes = self.tokenizer.token_bytes
+        top = [(token_bytes(token_id, skip_special=False), value) for token_id, value in entry.top]
+        return logprob_entry(token_bytes(entry.token_id, skip_special=False), entry.logprob, top)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

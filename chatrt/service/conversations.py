@@ -1,0 +1,189 @@
+"""Conversations of a key: their list, titles, transcripts, and who watches them.
+
+Knows: the store's conversations, the history, watchers. Does not know: turns' ids, the engine.
+Invariant: without a store conversations live in memory and vanish with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from chatrt.errors import NotFound, StoreError
+from chatrt.store import StoredConversation
+from chatrt.store.records import turn_items
+from chatrt.wire.ids import new_conversation_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from chatrt.server.service import OnLog
+    from chatrt.service.history import History
+    from chatrt.store import Store, StoredTurn
+    from chatrt.wire.log import ResponseLog
+
+_log = logging.getLogger(__name__)
+
+
+class Conversations:
+    """Opens, lists, renames and deletes conversations.
+
+    Where the store cannot take a new conversation (a full disk, a read-only folder), it is kept in
+    memory, and one line in the log says so.
+    """
+
+    def __init__(self, store: Store | None, history: History, *, now: Callable[[], float]) -> None:
+        self._store = store
+        self._history = history
+        self._now = now
+        self._unstored: dict[str, tuple[str, StoredConversation]] = {}  # id → (key id, it)
+        self._newest: dict[str, str] = {}
+        self._watchers: dict[str, list[tuple[str, OnLog]]] = {}
+
+    async def create(self, title: str | None, key_id: str) -> dict[str, Any]:
+        """A new, empty conversation."""
+        conversation_id, created_at = new_conversation_id(), self._now()
+        conversation = StoredConversation(conversation_id, title, created_at, created_at, 0, None)
+        try:
+            if self._store is None:
+                raise StoreError("conversations are not stored")
+            await asyncio.wrap_future(
+                self._store.create_conversation(
+                    conversation_id, key_id, created_at=created_at, title=title
+                )
+            )
+        except StoreError as error:
+            _log.warning("a conversation is kept in memory only: %s", error)
+            self._unstored[conversation_id] = (key_id, conversation)
+        return _body(conversation)
+
+    async def rename(self, conversation_id: str, title: str, key_id: str) -> dict[str, Any]:
+        """The conversation under its new title.
+
+        Raises:
+            NotFound: There is none of this id and key.
+        """
+        await self.require(conversation_id, key_id)
+        if conversation_id in self._unstored:
+            _, old = self._unstored[conversation_id]
+            self._unstored[conversation_id] = (key_id, replace(old, title=title))
+        elif self._store is not None:
+            done = self._store.update_conversation(conversation_id, key_id, title=title)
+            await asyncio.wrap_future(done)
+        bodies = await self.listed(None, key_id)
+        return next(body for body in bodies if body["id"] == conversation_id)
+
+    async def delete(self, conversation_id: str, key_id: str) -> list[str]:
+        """Forget a conversation; returns the ids of its turns, stored or not."""
+        await self.require(conversation_id, key_id)
+        response_ids = set(self._history.of_conversation(conversation_id))
+        if self._unstored.pop(conversation_id, None) is None and self._store is not None:
+            done = self._store.delete_conversation(conversation_id, key_id)
+            stored_ids: tuple[str, ...] = await asyncio.wrap_future(done)
+            response_ids.update(stored_ids)
+        self._history.forget(response_ids)
+        self._newest.pop(conversation_id, None)
+        self._watchers.pop(conversation_id, None)
+        return sorted(response_ids)
+
+    async def listed(self, query: str | None, key_id: str) -> list[dict[str, Any]]:
+        """The key's conversations, newest first; with `query` those that contain it."""
+        text = query or ""
+        found: list[StoredConversation] = []
+        if self._store is not None:
+            found = await asyncio.to_thread(self._store.list_conversations, key_id, text)
+        found += [
+            self._counted(one)
+            for key, one in self._unstored.values()
+            if key == key_id and text.casefold() in (one.title or "").casefold()
+        ]
+        return [_body(one) for one in sorted(found, key=lambda one: -one.updated_at)]
+
+    async def items(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
+        """The messages along the newest branch, oldest first."""
+        newest = await self.newest(conversation_id, key_id)
+        turns = [] if newest is None else await self._history.chain(newest, key_id)
+        return [item.as_dict() for turn in turns for item in turn_items(turn)]
+
+    async def newest(self, conversation_id: str, key_id: str) -> str | None:
+        """The id of the conversation's last turn, None while it is empty.
+
+        Raises:
+            NotFound: There is no such conversation.
+        """
+        await self.require(conversation_id, key_id)
+        if conversation_id in self._newest or conversation_id in self._unstored:
+            return self._newest.get(conversation_id)
+        assert self._store is not None
+        return await asyncio.to_thread(self._store.newest_response_id, conversation_id, key_id)
+
+    async def require(self, conversation_id: str, key_id: str) -> None:
+        """Raise NotFound unless the conversation exists and is the key's."""
+        if conversation_id in self._unstored:
+            known = self._unstored[conversation_id][0] == key_id
+        else:
+            known = self._store is not None and await asyncio.to_thread(
+                self._store.has_conversation, conversation_id, key_id
+            )
+        if not known:
+            raise NotFound(f"conversation {conversation_id} does not exist", param="conversation")
+
+    def ended(self, turn: StoredTurn) -> None:
+        """A turn ended: it is its conversation's newest."""
+        if turn.conversation_id is not None:
+            self._newest[turn.conversation_id] = turn.response_id
+            if turn.conversation_id in self._unstored:
+                key_id, old = self._unstored[turn.conversation_id]
+                self._unstored[turn.conversation_id] = (
+                    key_id,
+                    replace(old, updated_at=turn.created_at, last_response_id=turn.response_id),
+                )
+
+    # Watchers ------------------------------------------------------------------------------------
+
+    async def subscribe(
+        self,
+        conversation_id: str,
+        key_id: str,
+        connection_id: str,
+        on_log: OnLog,
+        running: Sequence[ResponseLog],
+    ) -> Callable[[], None]:
+        """Report running responses now and later ones as they begin; returns what ends that."""
+        await self.require(conversation_id, key_id)
+        watcher = (connection_id, on_log)
+        watchers = self._watchers.setdefault(conversation_id, [])
+        watchers.append(watcher)
+        for log in running:
+            on_log(log)
+
+        def end() -> None:
+            if watcher in watchers:
+                watchers.remove(watcher)
+
+        return end
+
+    def announce(self, log: ResponseLog, connection_id: str) -> None:
+        """Tell the conversation's watchers of a new response, except its own connection."""
+        if log.conversation_id is not None:
+            for watcher_id, on_log in tuple(self._watchers.get(log.conversation_id, ())):
+                if watcher_id != connection_id:
+                    on_log(log)
+
+    def _counted(self, conversation: StoredConversation) -> StoredConversation:
+        turns = self._history.of_conversation(conversation.conversation_id)
+        return replace(conversation, num_turns=len(turns))
+
+
+def _body(conversation: StoredConversation) -> dict[str, Any]:
+    return {
+        "id": conversation.conversation_id,
+        "object": "conversation",
+        "title": conversation.title,
+        "created_at": conversation.created_at,
+        "updated_at": conversation.updated_at,
+        "num_turns": conversation.num_turns,
+        "last_response_id": conversation.last_response_id,
+    }

@@ -1,0 +1,90 @@
+"""`response.chatrt`: a turn's own figures, as PROTOCOL 4 lists them.
+
+Knows: stamps, counters, nanoseconds. Does not know: the wire's order of events, the engine.
+Invariant: the stages of TTFT are consecutive, so they add up to `ttft_ms`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chatrt.turn import FinishedEvent, KVFigures, SpeculationFigures, Stamps
+
+
+def turn_figures(
+    stamps: Stamps,
+    finished: FinishedEvent,
+    *,
+    kv: KVFigures,
+    delta_times_ns: Sequence[int],
+    first_sent_ns: int | None,
+) -> dict[str, Any]:
+    """The object for a terminal event; `first_sent_ns` is None if no text was sent."""
+    stamps.sent_ns = first_sent_ns or 0
+    num_gaps = finished.num_generated - 1
+    decode_ms = (finished.last_token_ns - finished.first_token_ns) / 1e6
+    timed = num_gaps > 0 and decode_ms > 0
+    ttft_ms = (first_sent_ns - stamps.received_ns) / 1e6 if first_sent_ns else None
+    return {
+        "ttft_ms": _rounded(ttft_ms),
+        "stages": {name: _rounded(value) for name, value in stamps.stages_ms().items()},
+        "tpot_ms": _rounded(decode_ms / num_gaps) if timed else None,
+        "gap_ms": gap_figures(delta_times_ns),
+        "decode_tps": _rounded(num_gaps / decode_ms * 1e3) if timed else None,
+        "kv": _kv(kv),
+        "seed": finished.seed,
+        "speculation": _speculation(finished.speculation),
+        "clock": {"received_ns": stamps.received_ns, "first_sent_ns": first_sent_ns},
+    }
+
+
+def gap_figures(times_ns: Sequence[int]) -> dict[str, float | int | None]:
+    """Percentiles of the gaps between deltas, with their number."""
+    gaps = sorted((b - a) / 1e6 for a, b in itertools.pairwise(times_ns))
+    return {
+        "p50": percentile(gaps, 0.50),
+        "p95": percentile(gaps, 0.95),
+        "p99": percentile(gaps, 0.99),
+        "max": _rounded(gaps[-1]) if gaps else None,
+        "n": len(gaps),
+    }
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The nearest-rank percentile of values in ascending order; None without values."""
+    if not ordered:
+        return None
+    return _rounded(ordered[max(0, math.ceil(share * len(ordered)) - 1)])
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _kv(kv: KVFigures) -> dict[str, Any]:
+    return {
+        "reused_tokens": kv.reused_tokens,
+        "computed_tokens": kv.computed_tokens,
+        "typed_ahead_tokens": kv.typed_ahead_tokens,
+        "dropped_turns": kv.dropped_turns,
+        "resident_pages": kv.resident_pages,
+        "shared_pages": kv.shared_pages,
+        "miss_reason": kv.miss_reason,
+        "first_divergence": kv.first_divergence,
+    }
+
+
+def _speculation(figures: SpeculationFigures) -> dict[str, Any]:
+    return {
+        "drafter": figures.drafter,
+        "steps": figures.steps,
+        "drafted": figures.drafted,
+        "accepted": figures.accepted,
+        "accepted_per_position": list(figures.accepted_per_position),
+        "mean_accepted_length": round(figures.mean_accepted_length, 4),
+    }

@@ -1,0 +1,108 @@
+"""Turns that can be continued: recent ones in memory, all stored ones on disk.
+
+Knows: stored turns by id and key. Does not know: token ids' meaning, the engine, the wire.
+Invariant: a turn is in memory before its terminal event is sent, whether or not the disk took it;
+a turn of another key does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from chatrt.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from chatrt.store import Store, StoredTurn
+
+TURN_NOT_FOUND = "previous_response_not_found"
+
+
+class History:
+    """Looks turns up, with their ancestors.
+
+    Args:
+        store: Where turns are kept, or None to keep them in memory only.
+        max_turns: Turns held in memory; the least recently added leave first.
+    """
+
+    def __init__(self, store: Store | None, *, max_turns: int = 20_000) -> None:
+        self._store = store
+        self._max_turns = max_turns
+        self._turns: OrderedDict[str, StoredTurn] = OrderedDict()
+        self._on_disk: set[str] = set()
+
+    def add(self, turn: StoredTurn, *, on_disk: bool) -> None:
+        """Remember a turn; `on_disk` says that the store has it too."""
+        self._turns[turn.response_id] = turn
+        if on_disk:
+            self._on_disk.add(turn.response_id)
+        while len(self._turns) > self._max_turns:
+            response_id, _ = self._turns.popitem(last=False)
+            self._on_disk.discard(response_id)
+
+    def is_on_disk(self, response_id: str, key_id: str) -> bool:
+        """Whether the store has the turn."""
+        if response_id in self._on_disk:
+            return True
+        known = response_id in self._turns or self._store is None
+        return not known and self._store is not None and self._load(response_id, key_id) is not None
+
+    async def chain(self, response_id: str, key_id: str) -> list[StoredTurn]:
+        """The turn and its ancestors, root first.
+
+        Raises:
+            NotFound: With code `previous_response_not_found`.
+        """
+        chain: list[StoredTurn] = []
+        parent_id: str | None = response_id
+        while parent_id is not None:
+            turn = self._turns.get(parent_id)
+            if turn is None or turn.key_id != key_id:
+                chain += reversed(await self._stored_chain(parent_id, key_id, response_id))
+                break
+            chain.append(turn)
+            parent_id = turn.parent_id
+        return chain[::-1]
+
+    async def turn(self, response_id: str, key_id: str) -> StoredTurn:
+        """One turn.
+
+        Raises:
+            NotFound: There is none of this id and key.
+        """
+        turn = self._turns.get(response_id)
+        if turn is None:
+            turn = await asyncio.to_thread(self._load, response_id, key_id)
+        if turn is None or turn.key_id != key_id:
+            raise NotFound(f"response {response_id} does not exist")
+        return turn
+
+    def forget(self, response_ids: Iterable[str]) -> None:
+        """Drop turns from memory."""
+        for response_id in response_ids:
+            self._turns.pop(response_id, None)
+            self._on_disk.discard(response_id)
+
+    def of_conversation(self, conversation_id: str) -> list[str]:
+        """Ids of the turns in memory that belong to a conversation."""
+        turns = self._turns.values()
+        return [turn.response_id for turn in turns if turn.conversation_id == conversation_id]
+
+    def _load(self, response_id: str, key_id: str) -> StoredTurn | None:
+        return None if self._store is None else self._store.load_turn(response_id, key_id)
+
+    async def _stored_chain(self, response_id: str, key_id: str, asked_id: str) -> list[StoredTurn]:
+        try:
+            if self._store is None:
+                raise NotFound(f"response {response_id} does not exist")
+            return await asyncio.to_thread(self._store.chain, response_id, key_id)
+        except NotFound as error:
+            raise NotFound(
+                f"previous_response_id names {asked_id}, which cannot be continued: {error}",
+                param="previous_response_id",
+                code=TURN_NOT_FOUND,
+            ) from None

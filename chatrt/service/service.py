@@ -1,0 +1,358 @@
+"""The real service behind the server: requests to turns, events to logs, turns to the store.
+
+Knows: the engine's host, the history, the prompt planner, running answers.
+Does not know: sockets and frames; tensors.
+Invariant: a turn is stored (or known to be unstorable, and said so) before its terminal event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from chatrt.errors import ChatrtError, InvalidValue, ModelNotFound
+from chatrt.service.answer import Answer
+from chatrt.service.conversations import Conversations
+from chatrt.service.history import History
+from chatrt.service.prompts import Ask, PromptPlanner
+from chatrt.service.responses import stored_response
+from chatrt.text.messages import Message
+from chatrt.text.prompt import PromptBuilder
+from chatrt.turn import FinishedEvent, FinishReason, Stamps, TurnKind, TurnRequest
+from chatrt.wire.events import ResponseFields
+from chatrt.wire.ids import new_response_id
+from chatrt.wire.log import ResponseLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from chatrt.host import EngineHost
+    from chatrt.metrics import Metrics
+    from chatrt.params import SamplingParams
+    from chatrt.server.service import CallContext, OnLog
+    from chatrt.service.prompts import PlannedPrompt
+    from chatrt.store import Store, StoredTurn
+    from chatrt.text.tokenizer import Tokenizer
+    from chatrt.wire.messages import (
+        ConversationCreate,
+        ConversationSubscribe,
+        ConversationUpdate,
+        ResponseCreate,
+    )
+
+_log = logging.getLogger(__name__)
+_INLINE_CHARS = 4096  # longer prompts are tokenised off the event loop
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """What the service needs to know of the model and the limits.
+
+    `max_output_tokens` caps every answer (None: the context does); `max_input_tokens` caps one
+    turn's sequence. `share_prefixes` lets keys share KV pages.
+    """
+
+    model: str
+    max_context: int
+    sampling: SamplingParams
+    max_output_tokens: int | None = None
+    max_input_tokens: int | None = None
+    share_prefixes: bool = False
+    model_aliases: frozenset[str] = field(default_factory=frozenset)
+
+
+class ChatService:
+    """Implements `chatrt.server.service.Service`."""
+
+    def __init__(
+        self,
+        host: EngineHost,
+        tokenizer: Tokenizer,
+        store: Store | None,
+        metrics: Metrics,
+        settings: ServiceSettings,
+        *,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._host = host
+        self._tokenizer = tokenizer
+        self._store = store
+        self._metrics = metrics
+        self._settings = settings
+        self._clock = clock
+        self._now = now
+        self._planner = PromptPlanner(
+            PromptBuilder(tokenizer), model=settings.model, max_context=settings.max_context
+        )
+        self._history = History(store)
+        self._answers: dict[str, Answer] = {}
+        self._conversations = Conversations(store, self._history, now=now)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Turns ---------------------------------------------------------------------------------------
+
+    async def create(self, message: ResponseCreate, context: CallContext) -> ResponseLog:
+        """Begin a turn; returns as soon as its log exists, events follow in the log."""
+        self._check_model(message.model)
+        sampling = self._sampling(message)
+        conversation_id, chain = await self._place(message, context.key_id)
+        ask = self._ask(message, sampling)
+        planned = await self._plan(ask, chain)
+        response_id = new_response_id()
+        request = TurnRequest(
+            response_id=response_id,
+            kind=ask.kind,
+            token_ids=planned.token_ids,
+            num_history=planned.num_history,
+            sampling=sampling,
+            parent_id=planned.tip_id,
+            salt="" if self._settings.share_prefixes else context.key_id,
+            priority=message.chatrt.priority,
+            typed_ahead_key=context.lane_key,
+            speculation_tokens=_num_drafts(message),
+            stamps=Stamps(received_ns=context.received_ns, tokenized_ns=self._clock()),
+        )
+        fields = ResponseFields.of(
+            message,
+            sampling,
+            model=self._settings.model,
+            created_at=int(self._now()),
+            conversation_id=conversation_id,
+        )
+        answer = Answer(
+            request=request,
+            planned=planned,
+            fields=fields,
+            log=ResponseLog(response_id, context.key_id, conversation_id),
+            tokenizer=self._tokenizer,
+            token_timing=message.chatrt.timing == "token",
+            on_finished=self._finished,
+        )
+        self._answers[response_id] = answer
+        answer.events.start()
+        self._conversations.announce(answer.log, context.connection_id)
+        self._host.submit(request, answer.on_event)
+        return answer.log
+
+    async def cancel(self, response_id: str, key_id: str) -> bool:
+        """Ask a running response to end; False if it had ended already."""
+        answer = self._answers.get(response_id)
+        if answer is None or answer.log.key_id != key_id:
+            await self._history.turn(response_id, key_id)
+            return False
+        return await self._host.call(lambda engine: engine.cancel(response_id))
+
+    def pause(self, response_id: str) -> None:
+        """The client lags: decode no further."""
+        self._host.post(lambda engine: engine.pause(response_id))
+
+    def resume(self, response_id: str) -> None:
+        """The client caught up."""
+        self._host.post(lambda engine: engine.resume(response_id))
+
+    def abandon(self, response_id: str) -> None:
+        """Nobody reads this response any more: cancel it."""
+        self._host.post(lambda engine: engine.cancel(response_id))
+
+    def close_lane(self, lane_key: str) -> None:
+        """The lane is gone: what was typed ahead on it is dropped."""
+        self._host.post(lambda engine: engine.drop_lane(lane_key))
+
+    async def response(self, response_id: str, key_id: str) -> dict[str, Any]:
+        """The response object, running or stored."""
+        answer = self._answers.get(response_id)
+        if answer is not None and answer.log.key_id == key_id:
+            return answer.events.snapshot()
+        return stored_response(await self._history.turn(response_id, key_id))
+
+    async def delete_response(self, response_id: str, key_id: str) -> None:
+        """Forget a response: its text, its ids, the KV pages that only it needs."""
+        answer = self._answers.get(response_id)
+        if answer is not None and answer.log.key_id == key_id:
+            await self.cancel(response_id, key_id)
+            await answer.log_closed.wait()
+        await self._history.turn(response_id, key_id)
+        if self._store is not None and self._history.is_on_disk(response_id, key_id):
+            await asyncio.wrap_future(self._store.delete_turn(response_id, key_id))
+        self._history.forget([response_id])
+        self._host.post(lambda engine: engine.forget([response_id]))
+
+    # Conversations -------------------------------------------------------------------------------
+
+    async def conversation_create(
+        self, message: ConversationCreate, context: CallContext
+    ) -> dict[str, Any]:
+        """A new conversation."""
+        return await self._conversations.create(message.title, context.key_id)
+
+    async def conversation_update(
+        self, message: ConversationUpdate, context: CallContext
+    ) -> dict[str, Any]:
+        """The conversation with its new title."""
+        return await self._conversations.rename(message.id, message.title, context.key_id)
+
+    async def conversation_subscribe(
+        self, message: ConversationSubscribe, context: CallContext, on_log: OnLog
+    ) -> Callable[[], None]:
+        """Call `on_log` for each response of the conversation; returns what ends that."""
+        running = [a.log for a in self._answers.values() if a.log.conversation_id == message.id]
+        return await self._conversations.subscribe(
+            message.id, context.key_id, context.connection_id, on_log, running
+        )
+
+    async def conversation_delete(self, conversation_id: str, key_id: str) -> None:
+        """Forget a conversation with all its turns; a running response of it is cancelled."""
+        await self._conversations.require(conversation_id, key_id)
+        running = [a for a in self._answers.values() if a.log.conversation_id == conversation_id]
+        for answer in running:
+            await self.cancel(answer.log.response_id, key_id)
+            await answer.log_closed.wait()
+        response_ids = await self._conversations.delete(conversation_id, key_id)
+        self._host.post(lambda engine: engine.forget(response_ids))
+
+    async def conversation_items(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
+        """The messages along the newest branch, oldest first."""
+        return await self._conversations.items(conversation_id, key_id)
+
+    async def conversation_list(self, query: str | None, key_id: str) -> list[dict[str, Any]]:
+        """Conversations, newest first."""
+        return await self._conversations.listed(query, key_id)
+
+    async def close(self) -> None:
+        """Wait for turns that are being stored, then close the store."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._store is not None:
+            await asyncio.to_thread(self._store.close)
+
+    # The server's own ----------------------------------------------------------------------------
+
+    def ready(self) -> bool:
+        """A service exists only once the model is loaded and warm."""
+        return True
+
+    def models(self) -> list[dict[str, Any]]:
+        """The one model that is served, with the context that it holds."""
+        return [
+            {
+                "id": self._settings.model,
+                "object": "model",
+                "created": 0,
+                "owned_by": "chatrt",
+                "max_context": self._settings.max_context,
+            }
+        ]
+
+    def metrics(self) -> bytes:
+        """Metrics in Prometheus' text format."""
+        return self._metrics.render()
+
+    # Steps of a turn -----------------------------------------------------------------------------
+
+    def _check_model(self, name: str | None) -> None:
+        known = {self._settings.model, *self._settings.model_aliases}
+        if name is not None and name not in known:
+            raise ModelNotFound(
+                f"model {name} is not served here, {self._settings.model} is", param="model"
+            )
+
+    def _sampling(self, message: ResponseCreate) -> SamplingParams:
+        sampling = message.sampling(self._settings.sampling)
+        cap, asked = self._settings.max_output_tokens, sampling.max_output_tokens
+        if cap is not None and asked is not None and asked > cap:
+            raise InvalidValue(
+                f"max_output_tokens is {asked}, this server allows at most {cap}",
+                param="max_output_tokens",
+            )
+        return sampling
+
+    def _ask(self, message: ResponseCreate, sampling: SamplingParams) -> Ask:
+        kind = TurnKind.ANSWER
+        if not message.generate:
+            kind = TurnKind.TYPED_AHEAD if message.partial else TurnKind.PREFILL
+        half = self._settings.max_context // 2
+        return Ask(
+            messages=tuple(Message(item.role, item.content) for item in message.input),
+            instructions=message.instructions,
+            kind=kind,
+            drop_oldest=message.truncation == "auto",
+            num_reserved=min(sampling.max_output_tokens or half // 2, half),
+        )
+
+    async def _place(
+        self, message: ResponseCreate, key_id: str
+    ) -> tuple[str | None, list[StoredTurn]]:
+        """The conversation that the turn belongs to, and the turns before it."""
+        if message.conversation is not None:
+            parent_id = await self._conversations.newest(message.conversation, key_id)
+            chain = [] if parent_id is None else await self._history.chain(parent_id, key_id)
+            return message.conversation, chain
+        if message.previous_response_id is None:
+            return None, []
+        chain = await self._history.chain(message.previous_response_id, key_id)
+        return chain[-1].conversation_id, chain
+
+    async def _plan(self, ask: Ask, chain: Sequence[StoredTurn]) -> PlannedPrompt:
+        if sum(len(message.content) for message in ask.messages) <= _INLINE_CHARS:
+            planned = self._planner.plan(ask, chain)
+        else:
+            planned = await asyncio.to_thread(self._planner.plan, ask, chain)
+        limit = self._settings.max_input_tokens
+        if limit is not None and len(planned.token_ids) > limit:
+            raise InvalidValue(
+                f"the input has {len(planned.token_ids)} tokens, this server takes {limit}",
+                param="input",
+            )
+        return planned
+
+    def _finished(self, answer: Answer, event: FinishedEvent) -> None:
+        task = asyncio.ensure_future(self._close(answer, event))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _close(self, answer: Answer, event: FinishedEvent) -> None:
+        """Keep the turn, then say that it ended."""
+        store_error = None
+        try:
+            if event.reason is not FinishReason.FAILED and (
+                answer.request.kind is not TurnKind.TYPED_AHEAD
+            ):
+                store_error = await self._keep(answer, event)
+            self._metrics.observe_turn(
+                answer.request.stamps,
+                event,
+                answer.log.first_sent_ns,
+                len(answer.request.token_ids),
+            )
+        finally:
+            answer.close(event, store_error=store_error)
+            del self._answers[answer.request.response_id]
+            answer.log_closed.set()
+
+    async def _keep(self, answer: Answer, event: FinishedEvent) -> ChatrtError | None:
+        turn = answer.stored(event)
+        wanted = self._store is not None and answer.fields.store
+        parent_id, key_id = turn.parent_id, turn.key_id
+        if wanted and parent_id is not None and not self._history.is_on_disk(parent_id, key_id):
+            turn = answer.stored_whole(event)
+        self._history.add(turn, on_disk=False)
+        self._conversations.ended(turn)
+        if not wanted:
+            return None
+        assert self._store is not None
+        try:
+            await asyncio.wrap_future(self._store.save_turn(turn))
+        except ChatrtError as error:
+            _log.warning("a turn is kept in memory only: %s", error)
+            return error
+        self._history.add(turn, on_disk=True)
+        return None
+
+
+def _num_drafts(message: ResponseCreate) -> int | None:
+    speculation = message.chatrt.speculation
+    return speculation.k if speculation.enabled else 0

@@ -1,0 +1,323 @@
+"""A small server that speaks the wire from a script, to test clients without a model.
+
+Knows: the event sequence of one answer, conversations in memory, the HTTP routes that clients call.
+Does not know: models, limits, several keys; it checks far less than the real server.
+Invariant: `requests` holds every message received, in order, as decoded JSON.
+Source: PROTOCOL 1 to 4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from chatrt.testing.scripted_answer import (
+    Dropped,
+    ScriptedAnswer,
+    finish,
+    play,
+    response_object,
+)
+
+__all__ = ["CONTEXT_TOKENS", "Script", "ScriptedAnswer", "ScriptedServer"]
+
+CONTEXT_TOKENS = 8192
+
+
+Script = Callable[[dict[str, Any]], ScriptedAnswer]
+
+
+@dataclass(slots=True)
+class _Turn:
+    response: dict[str, Any]
+    conversation_id: str | None
+    parent_id: str | None
+    user_text: str
+
+    @property
+    def text(self) -> str:
+        return "".join(item["content"][0]["text"] for item in self.response["output"])
+
+
+@dataclass(slots=True)
+class _Conversation:
+    id: str
+    title: str
+    created_at: int
+    tip_id: str | None = None
+
+
+class ScriptedServer:
+    """Serves `answers` in order (the last one again and again), or what a function says.
+
+    `async with ScriptedServer(…) as server` starts it on a free loopback port; `stop` and `start`
+    take it away and bring it back on the same port with its conversations kept.
+    """
+
+    def __init__(
+        self, answers: Iterable[ScriptedAnswer] | Script, *, api_key: str | None = None
+    ) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.num_connections = 0
+        self._script = answers if callable(answers) else _in_order(answers)
+        self._api_key = api_key
+        self._port = 0
+        self._server: Server | None = None
+        self._counter = itertools.count(1)
+        self._turns: dict[str, _Turn] = {}
+        self._conversations: dict[str, _Conversation] = {}
+        self._running: dict[str, tuple[str | None, asyncio.Event]] = {}
+
+    @property
+    def url(self) -> str:
+        """The address to connect to."""
+        return f"ws://127.0.0.1:{self._port}"
+
+    def creates(self) -> list[dict[str, Any]]:
+        """The `response.create` messages received so far."""
+        return [message for message in self.requests if message["type"] == "response.create"]
+
+    async def start(self) -> None:
+        """Listen, on the port of the last time if there was one."""
+        self._server = await serve(
+            self._serve, "127.0.0.1", self._port, compression=None, process_request=self._http
+        )
+        self._port = next(iter(self._server.sockets)).getsockname()[1]
+
+    async def stop(self) -> None:
+        """Abort every connection and stop listening."""
+        if self._server is not None:
+            for connection in list(self._server.connections):
+                connection.transport.abort()
+            self._server.close()
+            await self._server.wait_closed()
+            self._server = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _serve(self, connection: ServerConnection) -> None:
+        self.num_connections += 1
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            async for frame in connection:
+                message = msgspec.json.decode(frame)
+                self.requests.append(message)
+                task = asyncio.create_task(self._handle(connection, message))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        except ConnectionClosed:
+            pass
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _handle(self, connection: ServerConnection, message: dict[str, Any]) -> None:
+        match message["type"]:
+            case "response.create":
+                await self._create(connection, message)
+            case "response.cancel":
+                self._cancel(message)
+            case "chatrt.conversation.create":
+                made = self._make_conversation(message.get("title") or "")
+                await _send(connection, {"type": f"{message['type']}d", "conversation": made})
+            case "chatrt.conversation.update":
+                self._conversations[message["id"]].title = message["title"]
+                await _send(connection, {"type": f"{message['type']}d", "id": message["id"]})
+
+    def _cancel(self, message: dict[str, Any]) -> None:
+        for response_id, (lane, cancelled) in self._running.items():
+            if response_id == message.get("response_id") or (
+                "response_id" not in message and lane == message.get("stream_id")
+            ):
+                cancelled.set()
+
+    def _make_conversation(self, title: str) -> dict[str, Any]:
+        made = _Conversation(f"conv_{next(self._counter)}", title, int(time.time()))
+        self._conversations[made.id] = made
+        return {"id": made.id, "title": title, "created_at": made.created_at}
+
+    async def _create(self, connection: ServerConnection, message: dict[str, Any]) -> None:
+        lane = {"stream_id": message["stream_id"]} if "stream_id" in message else {}
+        parent_id = message.get("previous_response_id")
+        if parent_id is not None and parent_id not in self._turns:
+            error = {"code": "previous_response_not_found", "message": f"no response {parent_id}"}
+            await _send(connection, {"type": "error", "status": 404, "error": error, **lane})
+            return
+        script = self._script(message)
+        if script.error is not None:
+            await _send(
+                connection,
+                {"type": "error", "status": 400, "error": dict(script.error), **lane},
+            )
+            return
+        turn = self._open_turn(message, parent_id)
+        await self._answer(connection, turn, script, lane)
+
+    def _open_turn(self, message: dict[str, Any], parent_id: str | None) -> _Turn:
+        parent = self._turns.get(parent_id or "")
+        conversation_id = parent.conversation_id if parent else message.get("conversation")
+        response_id = f"resp_{next(self._counter)}"
+        turn = _Turn(
+            response_object(response_id, message, parent_id),
+            conversation_id,
+            parent_id,
+            _input_text(message.get("input", "")),
+        )
+        self._turns[response_id] = turn
+        conversation = self._conversations.get(conversation_id or "")
+        if conversation is not None:
+            conversation.tip_id = response_id
+        return turn
+
+    async def _answer(
+        self,
+        connection: ServerConnection,
+        turn: _Turn,
+        script: ScriptedAnswer,
+        lane: dict[str, str],
+    ) -> None:
+        response = turn.response
+        cancelled = asyncio.Event()
+        self._running[response["id"]] = (lane.get("stream_id"), cancelled)
+
+        async def send(event: dict[str, Any]) -> None:
+            await _send(connection, {**event, **lane})
+
+        try:
+            await play(script, response, send, cancelled)
+        except Dropped:
+            if script.forgets:
+                del self._turns[response["id"]]
+            connection.transport.abort()
+        except (ConnectionClosed, asyncio.CancelledError):
+            if response["status"] == "in_progress":
+                finish(response, script, num_tokens=0, cancelled=True)
+        finally:
+            self._running.pop(response["id"], None)
+
+    def _http(self, _: ServerConnection, request: Request) -> Response | None:
+        if self._api_key is not None:
+            offered = request.headers.get("Authorization", "")
+            if offered != f"Bearer {self._api_key}":
+                return _json(http.HTTPStatus.UNAUTHORIZED, {"error": {"message": "bad key"}})
+        if request.headers.get("Upgrade"):
+            return None
+        url = urlsplit(request.path)
+        parts = [unquote(part) for part in url.path.strip("/").split("/")]
+        method = getattr(request, "method", "GET")
+        query = parse_qs(url.query).get("q", [""])[0]
+        body = self._route(method, parts, query)
+        if body is None:
+            missing = {"error": {"code": "not_found", "message": f"nothing at {url.path}"}}
+            return _json(http.HTTPStatus.NOT_FOUND, missing)
+        return _json(http.HTTPStatus.OK, body)
+
+    def _route(self, method: str, parts: list[str], query: str) -> dict[str, Any] | None:
+        match (method, parts):
+            case ("GET", ["health" | "ready"]):
+                return {"status": "ok"}
+            case ("GET", ["v1", "models"]):
+                own = {"max_context": CONTEXT_TOKENS}
+                model = {"id": "scripted", "object": "model", "chatrt": own}
+                return {"object": "list", "data": [model]}
+            case ("GET", ["v1", "responses", response_id]) if response_id in self._turns:
+                return self._turns[response_id].response
+            case ("GET", ["v1", "conversations"]):
+                return {"object": "list", "data": self._list(query)}
+            case ("GET", ["v1", "conversations", name, "items"]) if name in self._conversations:
+                return {"object": "list", "data": self._items(self._conversations[name])}
+            case ("DELETE", ["v1", "conversations", name]) if name in self._conversations:
+                del self._conversations[name]
+                return {"id": name, "deleted": True}
+        return None
+
+    def _branch(self, conversation: _Conversation) -> list[_Turn]:
+        turns: list[_Turn] = []
+        response_id = conversation.tip_id
+        while response_id is not None and response_id in self._turns:
+            turns.append(self._turns[response_id])
+            response_id = turns[-1].parent_id
+        return turns[::-1]
+
+    def _list(self, query: str) -> list[dict[str, Any]]:
+        rows = [
+            {
+                "id": conversation.id,
+                "title": conversation.title,
+                "created_at": conversation.created_at,
+                "updated_at": conversation.created_at,
+                "num_turns": len(self._branch(conversation)),
+                "last_response_id": conversation.tip_id,
+            }
+            for conversation in self._conversations.values()
+            if query.lower() in conversation.title.lower()
+        ]
+        return rows[::-1]
+
+    def _items(self, conversation: _Conversation) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        for turn in self._branch(conversation):
+            for role, kind, text in (
+                ("user", "input_text", turn.user_text),
+                ("assistant", "output_text", turn.text),
+            ):
+                items.append(
+                    {
+                        "type": "message",
+                        "id": f"msg_{len(items)}",
+                        "role": role,
+                        "content": [{"type": kind, "text": text}],
+                        "response_id": turn.response["id"],
+                    }
+                )
+        return items
+
+
+def _in_order(answers: Iterable[ScriptedAnswer]) -> Script:
+    waiting = list(answers)
+    assert waiting, "a script needs at least one answer"
+    return lambda _: waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+
+async def _send(connection: ServerConnection, event: Mapping[str, object]) -> None:
+    await connection.send(msgspec.json.encode(event).decode())
+
+
+def _input_text(given: str | list[dict[str, Any]]) -> str:
+    if isinstance(given, str):
+        return given
+    contents = [item["content"] for item in given if item.get("role", "user") == "user"]
+    return "\n".join(
+        content if isinstance(content, str) else "".join(part["text"] for part in content)
+        for content in contents
+    )
+
+
+def _json(status: http.HTTPStatus, body: Mapping[str, object]) -> Response:
+    encoded = msgspec.json.encode(body)
+    headers = Headers(
+        {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(encoded)),
+            "Connection": "close",
+        }
+    )
+    return Response(status.value, status.phrase, headers, encoded)

@@ -1,0 +1,273 @@
+"""The chat itself: prompt, transcript and status line around one conversation.
+
+Knows: which conversation and which tip a question continues, the turn that runs, what each event
+of the client's thread means for the widgets.
+Does not know: sockets, how a widget paints.
+Invariant: a question always continues the tip shown at the end of the transcript; a conversation is
+left only by the person's own key, never because a connection was lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from textual import on, work
+from textual.containers import Vertical
+
+from chatrt.client import ClientThread, ResponseRequest, TurnResult
+from chatrt.client.thread import (
+    ConnectionState,
+    ConversationMade,
+    ThreadEvent,
+    TurnDone,
+    TurnEvent,
+    TurnInterrupted,
+)
+from chatrt.errors import ChatrtError
+from chatrt_tui import figures
+from chatrt_tui.clean import clean_line
+from chatrt_tui.connection import ServerBatch, client_for
+from chatrt_tui.prompt import Prompt
+from chatrt_tui.status import Banner, StatusLine
+from chatrt_tui.transcript import AnswerView, Transcript
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from chatrt_tui.conversations import ConversationRow
+
+TITLE_CHARS = 60
+SHOWN_ITEMS = 200
+_WELCOME = "A new conversation. What would you like to know?"
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """The conversation shown: its id, and the response that the next question follows."""
+
+    id: str | None = None
+    tip_id: str | None = None
+
+
+@dataclass(slots=True)
+class _RunningTurn:
+    id: int
+    question: str
+    view: AnswerView
+
+
+class Chat(Vertical):
+    """One conversation at a time, over one connection."""
+
+    DEFAULT_CSS = """
+    Chat { height: 1fr; & > Prompt { margin: 0 1; } }
+    """
+
+    def __init__(self, url: str, api_key: str | None, *, model: str | None) -> None:
+        super().__init__()
+        self.client: ClientThread = client_for(self, url, api_key)
+        self._model = model
+        self._num_context: int | None = None
+        self._conversation = _Conversation()
+        self._turn: _RunningTurn | None = None
+        self._num_turns = 0
+        self._connection = ConnectionState("connecting", "connecting")
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation shown, None before its first turn."""
+        return self._conversation.id
+
+    @property
+    def answering(self) -> bool:
+        """Whether a turn runs."""
+        return self._turn is not None
+
+    def compose(self) -> ComposeResult:
+        """From top to bottom."""
+        yield Banner()
+        yield Transcript()
+        yield StatusLine()
+        yield Prompt()
+
+    async def on_mount(self) -> None:
+        """Paint first, connect then."""
+        await self.query_one(Transcript).clear(_WELCOME)
+        self.query_one(Prompt).focus()
+        self._show_state()
+        self.call_after_refresh(self.client.start)
+
+    def on_unmount(self) -> None:
+        """End the client's thread."""
+        self.client.close()
+
+    @on(Prompt.Submitted)
+    async def ask(self, event: Prompt.Submitted) -> None:
+        """Send the prompt as the next turn."""
+        transcript = self.query_one(Transcript)
+        await transcript.add_question(event.text)
+        self._num_turns += 1
+        view = await transcript.add_answer()
+        self._turn = _RunningTurn(self._num_turns, event.text, view)
+        here = self._conversation
+        request = ResponseRequest(
+            input=event.text,
+            model=self._model,
+            previous_response_id=here.tip_id,
+            conversation=None if here.tip_id else here.id,
+        )
+        self.client.ask(self._num_turns, request, title=clean_line(event.text)[:TITLE_CHARS])
+        self._show_state()
+
+    @on(Prompt.NotNow)
+    def _say_not_now(self) -> None:
+        self.notify("The answer is still coming. Esc stops it; your text stays here.")
+
+    def stop(self) -> None:
+        """Stop the answer that runs; its part stays, and so does the prompt."""
+        if self._turn is not None:
+            self.client.stop(self._turn.id)
+
+    async def start_new(self) -> None:
+        """Leave this conversation and begin another."""
+        self._leave()
+        await self.query_one(Transcript).clear(_WELCOME)
+        self.query_one(StatusLine).show_figures("")
+        self._show_state()
+
+    def open(self, row: ConversationRow) -> None:
+        """Show an old conversation, to go on with it."""
+        if row.id != self._conversation.id:
+            self._fetch(row)
+
+    @work(exclusive=True, group="open")
+    async def _fetch(self, row: ConversationRow) -> None:
+        try:
+            items = await self.client.http.items(row.id)
+        except ChatrtError as error:
+            self.notify(clean_line(error.message), severity="error", markup=False)
+            return
+        # Back on this widget's own queue, so that no turn begins or ends in between.
+        self.call_later(self._show_old, row, items)
+
+    async def _show_old(self, row: ConversationRow, items: list[dict[str, Any]]) -> None:
+        self._leave()
+        ids = [item["response_id"] for item in items if item.get("response_id")]
+        self._conversation = _Conversation(row.id, ids[-1] if ids else row.last_response_id)
+        transcript = self.query_one(Transcript)
+        await transcript.clear()
+        if len(items) > SHOWN_ITEMS:
+            await transcript.add_note(f"{len(items) - SHOWN_ITEMS} earlier messages not shown")
+        for item in items[-SHOWN_ITEMS:]:
+            await self._show_item(transcript, item)
+        self.query_one(StatusLine).show_figures("")
+        self._show_state()
+
+    async def _show_item(self, transcript: Transcript, item: dict[str, Any]) -> None:
+        text = "".join(str(part.get("text", "")) for part in item.get("content") or ())
+        if item.get("role") == "user":
+            self.query_one(Prompt).remember(text)
+            await transcript.add_question(text)
+        elif item.get("role") == "assistant":
+            view = await transcript.add_answer()
+            await view.append(text)
+            await view.finish()
+
+    def _leave(self) -> None:
+        self.stop()
+        self._turn = None
+        self.query_one(Prompt).allow_sending()
+        self._conversation = _Conversation()
+
+    @on(ServerBatch)
+    async def _take_batch(self, batch: ServerBatch) -> None:
+        text = ""
+        for event in batch.events:
+            if isinstance(event, TurnEvent) and event.event.delta:
+                text += event.event.delta if self._is_running(event.turn_id) else ""
+                continue
+            await self._append(text)
+            text = ""
+            await self._take(event)
+        await self._append(text)
+
+    async def _take(self, event: ThreadEvent) -> None:
+        match event:
+            case ConnectionState():
+                self._take_connection(event)
+            case ConversationMade(turn_id, conversation_id) if self._is_running(turn_id):
+                self._conversation.id = conversation_id
+            case TurnInterrupted(turn_id) if self._is_running(turn_id):
+                self.query_one(StatusLine).show_state("cut off, waiting for the server")
+            case TurnDone(turn_id, result) if self._is_running(turn_id):
+                await self._end_turn(result)
+            case _:
+                pass  # an event that paints nothing, or a turn that was left
+
+    def _is_running(self, turn_id: int) -> bool:
+        return self._turn is not None and self._turn.id == turn_id
+
+    async def _append(self, text: str) -> None:
+        if text and self._turn is not None:
+            await self._turn.view.append(text)
+
+    async def _end_turn(self, result: TurnResult) -> None:
+        turn, self._turn = self._turn, None
+        assert turn is not None
+        prompt = self.query_one(Prompt)
+        prompt.allow_sending()
+        if result.usable_as_parent:
+            self._conversation.tip_id = result.response_id
+        else:
+            prompt.give_back(turn.question)
+        # More than was streamed where the server kept what a lost connection did not bring.
+        await turn.view.append(result.text[turn.view.num_received :])
+        await turn.view.finish(result)
+        total = result.usage.get("total_tokens")
+        parts = [figures.summary(result)]
+        if total:
+            parts.append(figures.context_use(total, self._num_context))
+        if any(parts):
+            self.query_one(StatusLine).show_figures(" · ".join(part for part in parts if part))
+        self._show_state()
+
+    def _take_connection(self, state: ConnectionState) -> None:
+        self._connection = state
+        banner = self.query_one(Banner)
+        match state.kind:
+            case "connected":
+                banner.hide()
+                self._read_model()
+            case "lost":
+                wait = f"trying again in {state.retry_in_s:.1f} s (attempt {state.attempt + 1})"
+                banner.tell(f"{state.message}; {wait}")
+            case "refused":
+                banner.tell(state.message)
+            case "connecting":
+                pass  # a banner that is there stays until the connection is
+        self._show_state()
+
+    @work(exclusive=True, group="model")
+    async def _read_model(self) -> None:
+        try:
+            models = await self.client.http.models()
+        except ChatrtError:
+            return  # the figures then go without the size of the context
+        served = next((m for m in models if m.get("id") == self._model), None) or (
+            models[0] if models else {}
+        )
+        own = served.get("chatrt")
+        self._num_context = own.get("max_context") if isinstance(own, dict) else None
+        self._model = self._model or served.get("id")
+        self._show_state()
+
+    def _show_state(self) -> None:
+        if self._turn is not None and self._connection.kind == "connected":
+            text = "answering · Esc stops"
+        elif self._connection.kind == "connected":
+            text = clean_line(self._model or "")
+        else:
+            text = {"refused": "refused"}.get(self._connection.kind, "connecting …")
+        self.query_one(StatusLine).show_state(text)
+        self.app.refresh_bindings()

@@ -1,0 +1,180 @@
+"""The list of conversations: search, open, delete.
+
+Knows: the HTTP routes for conversations, how one is shown on a line.
+Does not know: the transcript. The screen's result is the conversation to open.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual import on, work
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from chatrt.errors import ChatrtError
+from chatrt_tui.clean import clean_line
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from chatrt.client import HttpRoutes
+
+_UNTITLED = "(no title)"
+_HELP = "Enter opens · Ctrl+D deletes · Esc goes back"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRow:
+    """One conversation of the list."""
+
+    id: str
+    title: str
+    updated_at: float
+    num_turns: int
+    last_response_id: str | None
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> ConversationRow:
+        """From the server's object."""
+        return cls(
+            id=str(row["id"]),
+            title=clean_line(str(row.get("title") or "")) or _UNTITLED,
+            updated_at=float(row.get("updated_at") or row.get("created_at") or 0),
+            num_turns=int(row.get("num_turns") or 0),
+            last_response_id=row.get("last_response_id"),
+        )
+
+
+def age(seconds: float) -> str:
+    """How long ago something was, in one short word."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return "now"
+
+
+class ConversationsScreen(ModalScreen[ConversationRow | None]):
+    """Lists conversations; the result is the chosen one, or None.
+
+    A deleted conversation is reported at once, by `Deleted` to the app.
+    """
+
+    DEFAULT_CSS = """
+    ConversationsScreen {
+        align: center middle;
+        & > Vertical {
+            width: 80%;
+            max-width: 90;
+            height: 80%;
+            padding: 1 2;
+            background: $surface;
+            border: round $border;
+            border-title-color: $text;
+        }
+        & Input { padding: 0 1; background: $boost; margin-bottom: 1; }
+        & OptionList { height: 1fr; border: none; padding: 0; background: transparent; }
+        & Static { height: auto; color: $text-muted; padding-top: 1; }
+    }
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", "Back"),
+        Binding("ctrl+d", "delete", "Delete", priority=True),
+        Binding("up", "move(-1)", show=False, priority=True),
+        Binding("down", "move(1)", show=False, priority=True),
+    ]
+
+    def __init__(self, routes: HttpRoutes, current_id: str | None) -> None:
+        super().__init__()
+        self._routes = routes
+        self._current_id = current_id
+        self._rows: list[ConversationRow] = []
+        self._to_delete: str | None = None
+
+    def compose(self) -> ComposeResult:
+        """Search line, list, help."""
+        with Vertical() as box:
+            box.border_title = "Conversations"
+            yield Input(placeholder="Search in titles and texts", compact=True)
+            yield OptionList()
+            yield Static(_HELP, markup=False)
+
+    def on_mount(self) -> None:
+        """Fill the list."""
+        self._load("")
+
+    @work(exclusive=True)
+    async def _load(self, query: str) -> None:
+        try:
+            rows = await self._routes.conversations(query)
+        except ChatrtError as error:
+            self._tell(error.message)
+            return
+        self._rows = [row for row in map(ConversationRow.of, rows) if row.num_turns]
+        options = self.query_one(OptionList)
+        options.clear_options()
+        options.add_options([Option(self._line(row), id=row.id) for row in self._rows])
+        options.highlighted = 0 if self._rows else None
+        none_found = "Nothing found." if query else "No conversations yet."
+        self._tell(_HELP if self._rows else none_found)
+
+    def _line(self, row: ConversationRow) -> Content:
+        turns = f"{row.num_turns} turn{'s' if row.num_turns != 1 else ''}"
+        here = " · open" if row.id == self._current_id else ""
+        return Content.assemble(
+            row.title, (f"  {turns} · {age(time.time() - row.updated_at)}{here}", "dim")
+        )
+
+    def _tell(self, text: str) -> None:
+        self.query_one(Static).update(clean_line(text))
+
+    def _highlighted(self) -> ConversationRow | None:
+        index = self.query_one(OptionList).highlighted
+        return None if index is None or index >= len(self._rows) else self._rows[index]
+
+    @on(Input.Changed)
+    def _search(self, event: Input.Changed) -> None:
+        self._load(event.value)
+
+    @on(Input.Submitted)
+    @on(OptionList.OptionSelected)
+    def _choose(self) -> None:
+        row = self._highlighted()
+        if row is not None:
+            self.dismiss(row)
+
+    def action_close(self) -> None:
+        """Leave without choosing."""
+        self.dismiss(None)
+
+    def action_move(self, step: int) -> None:
+        """Move the highlight, whatever has the focus."""
+        self._to_delete = None
+        options = self.query_one(OptionList)
+        options.action_cursor_down() if step > 0 else options.action_cursor_up()
+
+    async def action_delete(self) -> None:
+        """Delete the highlighted conversation, at the second press."""
+        row = self._highlighted()
+        if row is None:
+            return
+        if row.id == self._current_id:
+            self._tell("This one is open: start a new chat first.")
+            return
+        if self._to_delete != row.id:
+            self._to_delete = row.id
+            self._tell(f"Ctrl+D again deletes “{row.title}” for good.")
+            return
+        try:
+            await self._routes.delete_conversation(row.id)
+        except ChatrtError as error:
+            self._tell(error.message)
+            return
+        self._load(self.query_one(Input).value)

@@ -1,0 +1,120 @@
+"""Puts a turn's figures into words.
+
+Knows: which figures people look at, and their units.
+Does not know: widgets, how the figures were measured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from chatrt.client import TurnResult
+
+_STAGES = ("queue", "tokenize", "match", "restore", "prefill", "first_sample", "send")
+
+
+def summary(result: TurnResult) -> str:
+    """One line: `TTFT 8 ms · 243 tok/s · 96 % cached · 2.9 tokens/step`, of what is known."""
+    parts = []
+    if result.ttft_ms is not None:
+        parts.append(f"TTFT {_short(result.ttft_ms)} ms")
+    speed = result.timing.get("decode_tps")
+    if isinstance(speed, int | float) and speed > 0:
+        parts.append(f"{speed:.0f} tok/s")
+    num_input = result.usage.get("input_tokens")
+    if num_input:
+        cached = _dict(result.usage, "input_tokens_details").get("cached_tokens", 0)
+        parts.append(f"{100 * cached / num_input:.0f} % cached")
+    speculation = _dict(result.timing, "speculation")
+    if speculation.get("steps") and speculation.get("mean_accepted_length"):
+        parts.append(f"{speculation['mean_accepted_length']:.1f} tokens/step")
+    return " · ".join(parts)
+
+
+def context_use(num_tokens: int, num_context: int | None) -> str:
+    """How full the context is: `812/8192`, or `812 tokens` where its size is not known."""
+    return f"{num_tokens}/{num_context}" if num_context else f"{num_tokens} tokens"
+
+
+def ending(result: TurnResult) -> str:
+    """Why an answer is not whole, in a few words; empty for one that is."""
+    if result.error is not None:
+        return result.error.message
+    match result.reason:
+        case "cancelled":
+            return "stopped"
+        case "max_output_tokens":
+            return "cut off at the longest answer allowed"
+        case None:
+            return ""
+        case other:
+            return str(other)
+
+
+def details(result: TurnResult) -> str:
+    """Some lines: TTFT by stage, tokens by origin, gaps, accepted drafts."""
+    timing = result.timing
+    lines = []
+    if result.ttft_ms is not None:
+        server = timing.get("ttft_ms")
+        told = ""
+        if isinstance(server, int | float):
+            told = f", {_short(server)} ms of it in the server"
+        lines.append(f"TTFT  {_short(result.ttft_ms)} ms{told}")
+    stages = _dict(timing, "stages")
+    shown = [
+        (name, stages[f"{name}_ms"]) for name in _STAGES if _is_number(stages.get(f"{name}_ms"))
+    ]
+    if shown:
+        lines.append(
+            "stages  "
+            + " · ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in shown)
+            + " ms"
+        )
+    kv = _dict(timing, "kv")
+    tokens = [
+        f"{kv[key]} {word}"
+        for key, word in (
+            ("reused_tokens", "cached"),
+            ("computed_tokens", "computed"),
+            ("typed_ahead_tokens", "typed ahead"),
+        )
+        if key in kv
+    ]
+    if "output_tokens" in result.usage:
+        tokens.append(f"{result.usage['output_tokens']} written")
+    if tokens:
+        lines.append("tokens  " + " · ".join(tokens))
+    if kv.get("miss_reason"):
+        lines.append(f"cache miss  {kv['miss_reason']} at token {kv.get('first_divergence', '?')}")
+    gaps = _dict(timing, "gap_ms")
+    named = [
+        f"{name} {_short(gaps[name])}" for name in ("p50", "p95", "p99", "max") if name in gaps
+    ]
+    if named:
+        lines.append("gaps  " + " · ".join(named) + " ms")
+    lines += _draft_line(_dict(timing, "speculation"))
+    return "\n".join(lines)
+
+
+def _draft_line(speculation: Mapping[str, Any]) -> list[str]:
+    if not speculation.get("drafted"):
+        return []
+    accepted, drafted = speculation.get("accepted", 0), speculation["drafted"]
+    return [f"drafts  {accepted} of {drafted} accepted ({speculation.get('drafter', 'draft')})"]
+
+
+def _dict(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _short(value_ms: float) -> str:
+    return f"{value_ms:.1f}" if value_ms < 9.95 and value_ms else f"{value_ms:.0f}"

@@ -1,0 +1,30 @@
+"""The entry of the terminal client.
+
+Knows: how the app is run. Does not know: servers, settings; the command line has found those.
+"""
+
+from __future__ import annotations
+
+
+def run(
+    url: str, api_key: str | None = None, *, model: str | None = None, inline: bool = False
+) -> None:
+    """Chat with the server at `url` until the person quits; `inline` keeps the shell visible."""
+    # Imported here, so that a command line that only prints its help need not load Textual.
+    from chatrt_tui.app import ChatApp
+
+    understand_alt_enter()
+    ChatApp(url, api_key, model=model).run(inline=inline)
+
+
+def understand_alt_enter() -> None:
+    """Let Alt+Enter make a new line in terminals without the kitty protocol too.
+
+    They send escape and return in one, which Textual 8.2 does not know: it would take the escape
+    away and send the prompt. It is taught that this is Ctrl+J.
+    """
+    from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
+    from textual.keys import Keys
+
+    assert isinstance(ANSI_SEQUENCES_KEYS, dict)
+    ANSI_SEQUENCES_KEYS.setdefault("\x1b\r", (Keys.ControlJ,))

@@ -1,0 +1,128 @@
+"""The prompt: a text area in which Enter sends.
+
+Knows: its own text, the prompts sent before.
+Does not know: conversations, the server. It posts `Prompt.Submitted` and `Prompt.NotNow`.
+Invariant: nothing but sending and the person's own keys ever changes the text. Sending takes the
+text in the same step as the key press, so what is typed right after it belongs to the next prompt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+from textual.widgets import TextArea
+
+if TYPE_CHECKING:
+    from textual import events
+
+# The last two are how Shift+Enter and Alt+Enter arrive from terminals with `modifyOtherKeys`.
+_NEWLINE_KEYS = frozenset({"ctrl+j", "alt+enter", "shift+enter", "shift+\r", "\r"})
+
+
+class Prompt(TextArea):
+    """Enter sends; Ctrl+J, Alt+Enter and Shift+Enter make a new line; ↑ and ↓ recall."""
+
+    DEFAULT_CSS = """
+    Prompt {
+        height: auto;
+        min-height: 3;
+        max-height: 12;
+        border: round $border-blurred;
+        background: transparent;
+        padding: 0 1;
+        scrollbar-size-vertical: 1;
+        &:focus { border: round $border; }
+        & .text-area--cursor-line { background: transparent; }
+    }
+    """
+
+    class Submitted(Message):
+        """The person sends `text`, which is not blank."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class NotNow(Message):
+        """The person tries to send while sending is off; the text stays."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            id="prompt",
+            highlight_cursor_line=False,
+            placeholder="Write a message. Enter sends, Ctrl+J makes a new line.",
+        )
+        self._may_send = True
+        self._history: list[str] = []
+        self._recalled: int | None = None  # index into the history of the text shown
+
+    def allow_sending(self) -> None:
+        """Enter sends again; after a prompt was sent it does not, until this is called."""
+        self._may_send = True
+
+    def give_back(self, text: str) -> None:
+        """Put a text that could not be sent back, unless something new was typed."""
+        if not self.text.strip():
+            self._show(text)
+
+    def remember(self, *texts: str) -> None:
+        """Add texts to the history, the newest last."""
+        self._history += [text for text in texts if text.strip()]
+        self._recalled = None
+
+    async def _on_key(self, event: events.Key) -> None:
+        if event.key == "enter":
+            event.stop()
+            event.prevent_default()
+            self._send()
+        elif event.key in _NEWLINE_KEYS:
+            event.stop()
+            event.prevent_default()
+            self._replace_via_keyboard("\n", *self.selection)
+        else:
+            await super()._on_key(event)
+
+    def action_cursor_up(self, select: bool = False) -> None:
+        """Move up; in an empty or a recalled prompt, show the prompt sent before."""
+        index = len(self._history) if self._recalled is None else self._recalled
+        if not select and self._may_recall() and self.cursor_at_first_line and index > 0:
+            self._recall(index - 1)
+        else:
+            super().action_cursor_up(select)
+
+    def action_cursor_down(self, select: bool = False) -> None:
+        """Move down; in a recalled prompt, show the prompt sent after it."""
+        recalled = None if select else self._recalled
+        if recalled is not None and self._may_recall() and self.cursor_at_last_line:
+            self._recall(recalled + 1)
+        else:
+            super().action_cursor_down(select)
+
+    def _send(self) -> None:
+        if not self.text.strip():
+            return
+        if not self._may_send:
+            self.post_message(self.NotNow())
+            return
+        self._may_send = False
+        self.post_message(self.Submitted(self.text))
+        self.remember(self.text)
+        self.text = ""
+
+    def _may_recall(self) -> bool:
+        """Whether the text is empty, or a recalled one that was not changed."""
+        shown = None if self._recalled is None else self._history[self._recalled]
+        return not self.text or self.text == shown
+
+    def _recall(self, index: int) -> None:
+        if index < len(self._history):
+            self._recalled = index
+            self._show(self._history[index])
+        else:
+            self._recalled = None
+            self._show("")
+
+    def _show(self, text: str) -> None:
+        self.text = text
+        self.move_cursor(self.document.end)

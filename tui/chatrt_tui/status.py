@@ -1,0 +1,71 @@
+"""The status line under the transcript, and the banner above it.
+
+Knows: how a state and figures are laid out on one line.
+Does not know: where they come from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.containers import Horizontal
+from textual.widgets import Static
+
+from chatrt_tui.clean import clean_line
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+
+class StatusLine(Horizontal):
+    """Figures of the last turn on the left, what the program is doing on the right."""
+
+    DEFAULT_CSS = """
+    StatusLine {
+        height: 1;
+        padding: 0 2;
+        color: $text-muted;
+        & #figures { width: 1fr; }
+        & #state { width: auto; }
+    }
+    """
+
+    def compose(self) -> ComposeResult:
+        """Two labels."""
+        yield Static(id="figures", markup=False)
+        yield Static(id="state", markup=False)
+
+    def show_figures(self, text: str) -> None:
+        """Show the figures of a turn."""
+        self.query_one("#figures", Static).update(text)
+
+    def show_state(self, text: str) -> None:
+        """Show what is going on."""
+        self.query_one("#state", Static).update(text)
+
+
+class Banner(Static):
+    """A line at the top that tells of a lost connection; hidden while there is nothing to tell."""
+
+    DEFAULT_CSS = """
+    Banner {
+        display: none;
+        height: auto;
+        padding: 0 2;
+        background: $warning 25%;
+        color: $text-warning;
+        &.-shown { display: block; }
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(id="banner", markup=False)
+
+    def tell(self, text: str) -> None:
+        """Show `text`."""
+        self.update(clean_line(text))
+        self.add_class("-shown")
+
+    def hide(self) -> None:
+        """Show nothing."""
+        self.remove_class("-shown")

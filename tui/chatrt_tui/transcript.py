@@ -1,0 +1,205 @@
+"""The transcript: what was asked and answered, growing while one reads.
+
+Knows: painting a streamed answer part by part, staying at the end only while the reader is there.
+Does not know: the connection, conversations; it is told what to show.
+Invariant: every text shown has been through `TextCleaner` first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.containers import Vertical, VerticalScroll
+from textual.widgets import Markdown, Static
+
+from chatrt_tui import figures
+from chatrt_tui.clean import TextCleaner, clean_text
+from chatrt_tui.code import CodeBlock
+from chatrt_tui.segments import CodeClosed, CodeOpened, CodeText, Part, Prose, SegmentSplitter
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.widget import Widget
+    from textual.widgets.markdown import MarkdownStream
+
+    from chatrt.client import TurnResult
+
+
+class UserMessage(Static):
+    """What the person said, as they wrote it."""
+
+    DEFAULT_CSS = """
+    UserMessage {
+        margin: 1 1 1 1;
+        padding: 0 1;
+        border-left: outer $primary;
+        background: $boost;
+        height: auto;
+    }
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(clean_text(text), markup=False)
+
+
+class Note(Static):
+    """A remark of the program itself, in a quiet colour."""
+
+    DEFAULT_CSS = """
+    Note { padding: 0 2; height: auto; color: $text-muted; }
+    Note.-warning { color: $text-warning; }
+    """
+
+    def __init__(self, text: str, *, warning: bool = False) -> None:
+        super().__init__(clean_text(text), markup=False, classes="-warning" if warning else "")
+
+
+class AnswerView(Vertical):
+    """One answer: its Markdown, how it ended, its figures, and on demand their details."""
+
+    DEFAULT_CSS = """
+    AnswerView {
+        height: auto;
+        & > Markdown { padding: 0 2; }
+        & > .figures { padding: 0 2; color: $text-disabled; height: auto; }
+        & > .details { padding: 0 2 0 4; color: $text-muted; height: auto; display: none; }
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cleaner = TextCleaner()
+        self._splitter = SegmentSplitter()
+        self._pieces: list[str] = []
+        self._num_received = 0
+        self._last: Widget | None = None
+        self._stream: MarkdownStream | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer so far, cleaned."""
+        return "".join(self._pieces)
+
+    @property
+    def num_received(self) -> int:
+        """How many characters have arrived, before cleaning."""
+        return self._num_received
+
+    def compose(self) -> ComposeResult:
+        """A line that stands in for the answer until its first text."""
+        yield Note("…")
+
+    async def append(self, text: str) -> None:
+        """Add text that has arrived."""
+        self._num_received += len(text)
+        await self._show(self._cleaner.feed(text), ended=False)
+
+    async def finish(self, result: TurnResult | None = None) -> None:
+        """The answer has ended; an old one, of which no figures are known, has no `result`."""
+        await self._show(self._cleaner.finish(), ended=True)
+        await self._end_stream()
+        if self._last is None:
+            await self.query(Note).remove()
+        if result is None:
+            return
+        ending = figures.ending(result)
+        if ending:
+            await self.mount(Note(ending, warning=result.error is not None))
+        summary, details = figures.summary(result), figures.details(result)
+        if summary:
+            await self.mount(Static(summary, markup=False, classes="figures"))
+        if details:
+            await self.mount(Static(clean_text(details), markup=False, classes="details"))
+
+    async def _show(self, text: str, *, ended: bool) -> None:
+        self._pieces.append(text)
+        parts = self._splitter.feed(text)
+        if ended:
+            parts += self._splitter.finish()
+        for part in parts:
+            await self._show_part(part)
+
+    async def _show_part(self, part: Part) -> None:
+        match part:
+            case Prose(text, starts_new):
+                if starts_new or self._stream is None:
+                    await self._end_stream()
+                    if not text.strip():
+                        return  # a blank line between two blocks needs no widget
+                    markdown = Markdown(open_links=False)
+                    await self._add(markdown)
+                    self._stream = Markdown.get_stream(markdown)
+                await self._stream.write(text)
+            case CodeOpened(language):
+                await self._end_stream()
+                await self._add(CodeBlock(language))
+            case CodeText(text):
+                assert isinstance(self._last, CodeBlock)
+                await self._last.append(text)
+            case CodeClosed():
+                assert isinstance(self._last, CodeBlock)
+                await self._last.close()
+
+    async def _add(self, widget: Widget) -> None:
+        first = self._last is None
+        self._last = widget
+        await self.mount(widget)
+        if first:
+            await self.query(Note).remove()
+
+    async def _end_stream(self) -> None:
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            await stream.stop()
+
+
+class Transcript(VerticalScroll, can_focus=False):
+    """All turns of the conversation shown; anchored to its end until the reader scrolls away."""
+
+    DEFAULT_CSS = """
+    Transcript {
+        height: 1fr;
+        scrollbar-size-vertical: 1;
+        scrollbar-background: $background;
+        scrollbar-color: $foreground 15%;
+        padding-bottom: 1;
+        &.-details .details { display: block; }
+        & > .welcome { padding: 1 2; color: $text-muted; height: auto; }
+    }
+    """
+
+    def on_mount(self) -> None:
+        """Stay at the end."""
+        self.anchor()
+
+    async def add_question(self, text: str) -> None:
+        """Show what the person asks, and go to the end."""
+        await self.query(".welcome").remove()
+        await self.mount(UserMessage(text))
+        self.anchor()
+
+    async def add_answer(self) -> AnswerView:
+        """An empty answer at the end, to be filled."""
+        answer = AnswerView()
+        await self.mount(answer)
+        return answer
+
+    async def add_note(self, text: str, *, warning: bool = False) -> None:
+        """A remark at the end."""
+        await self.mount(Note(text, warning=warning))
+
+    async def clear(self, welcome: str = "") -> None:
+        """Remove all turns; show `welcome` until the first one."""
+        await self.remove_children()
+        if welcome:
+            await self.mount(Static(welcome, markup=False, classes="welcome"))
+        self.anchor()
+
+    def last_answer(self) -> str:
+        """The text of the newest answer, empty if there is none."""
+        answers = self.query(AnswerView)
+        return answers.last().text if answers else ""
+
+    def toggle_details(self) -> None:
+        """Show or hide the details of every turn's figures."""
+        self.toggle_class("-details")
