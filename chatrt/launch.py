@@ -206,8 +206,8 @@ class _Child:
 
     def check(self, log: Path) -> None:
         """Raises ServerUnavailable with the server's own sentence if it has ended."""
-        if self.process.poll() is not None:
-            raise ServerUnavailable(_why_it_ended(log, self.log_start))
+        if (status := self.process.poll()) is not None:
+            raise ServerUnavailable(_why_it_ended(log, self.log_start, status))
 
     def end(self) -> None:
         """Ends the server, which nobody waits for any more."""
@@ -290,12 +290,12 @@ def _read_status(paths: Paths) -> str:
         return ""
 
 
-def _why_it_ended(log: Path, start: int) -> str:
+def _why_it_ended(log: Path, start: int, status: int) -> str:
     with log.open("rb") as file:
         file.seek(start)
         lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(ERROR_PREFIX)] or lines
-    sentence = said[-1].removeprefix(ERROR_PREFIX) if said else "it printed nothing"
+    sentence = said[-1].removeprefix(ERROR_PREFIX) if said else f"exit status {status}, no word"
     return f"the server could not start: {sentence} (log: {log})"
 
 

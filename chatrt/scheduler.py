@@ -112,6 +112,14 @@ class LinearCostModel:
             + self.context_ms * context
         )
 
+    def describe(self) -> str:
+        """The coefficients, in words."""
+        return (
+            f"{self.fixed_ms:.1f} ms, {self.decode_row_ms:.2f} ms for each decoded row, "
+            f"{self.prefill_row_ms:.2f} ms for each prefilled one, "
+            f"{self.context_ms * 1000:.2f} ms for 1,000 positions of context"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:

@@ -18,6 +18,7 @@ import torch
 
 from chatrt.batch import BatchBuilder
 from chatrt.engine import Engine, EngineLimits, Target
+from chatrt.engine.costs import measure_costs
 from chatrt.host import EngineHost
 from chatrt.kvcache import KVCache, MemoryPlan, plan_memory
 from chatrt.metrics import Metrics
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from chatrt.drafter import Drafter
     from chatrt.models.config import ModelConfig
     from chatrt.models.files import ModelFiles
+    from chatrt.scheduler import CostModel
     from chatrt.settings import Resolved, Settings
 
 _log = logging.getLogger(__name__)
@@ -140,9 +142,14 @@ def build_runtime(
         _log.info("%s", line)
     # A conversation can hold no more than the pool: the last page must stay for the answer.
     max_context = min(memory.max_context, memory.num_tokens)
-    engine = _engine(settings, model, ops, tokenizer, memory, machine, max_context)
+    target = _target(settings, model, ops, tokenizer, memory, machine)
+    # A turn that runs alone has no stream beside it that a chunk could hold up.
+    costs: CostModel = LinearCostModel(fixed_ms=0.0, decode_row_ms=0.0, prefill_row_ms=0.0)
     if warm:
         report("warming up")
+        costs = _costs(target, settings, max_context)
+    engine = _engine(settings, target, memory, max_context, costs)
+    if warm:
         _warm_up(engine, settings, max_context)
     return Runtime(
         engine=engine,
@@ -193,25 +200,24 @@ def build_service(
     )
 
 
-def _engine(
+def _target(
     settings: Settings,
     model: Model,
     ops: ReferenceOps,
     tokenizer: Tokenizer,
     memory: MemoryPlan,
     machine: Machine,
-    max_context: int,
-) -> Engine:
-    config, device = model.config, machine.device
-    drafter: Drafter | None = NgramDrafter() if settings.drafter == "ngram" else None
-    max_rows = settings.max_num_batched_tokens
+) -> Target:
+    """The decoder with its KV cache and batches, for conversations of up to `max_context`."""
+    config, max_rows = model.config, settings.max_num_batched_tokens
+    max_positions = memory.max_context + NUM_DRAFTS
     decoder = Decoder(
         config,
         model.weights,
         ops,
         max_rows=max_rows,
-        max_positions=max_context + NUM_DRAFTS,
-        device=device,
+        max_positions=max_positions,
+        device=machine.device,
         dtype=machine.dtype,
     )
     kv = KVCache.allocate(
@@ -221,25 +227,34 @@ def _engine(
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=machine.dtype,
-        device=device,
+        device=machine.device,
     )
-    pages_per_context = -(-(max_context + NUM_DRAFTS) // settings.page_size) + 1
     batches = BatchBuilder(
-        max_rows, settings.max_num_seqs, pages_per_context, settings.page_size, device
+        max_rows,
+        settings.max_num_seqs,
+        -(-max_positions // settings.page_size),
+        settings.page_size,
+        machine.device,
     )
+    return Target(decoder, kv, batches, tokenizer)
+
+
+def _engine(
+    settings: Settings, target: Target, memory: MemoryPlan, max_context: int, costs: CostModel
+) -> Engine:
+    drafter: Drafter | None = NgramDrafter() if settings.drafter == "ngram" else None
     allocator = PageAllocator(memory.num_pages)
     tree = PrefixTree(allocator, settings.page_size)
     sessions = SessionManager(allocator, tree, page_size=settings.page_size)
     limits = SchedulerLimits(
-        max_num_batched_tokens=max_rows,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
         max_gap_ms=settings.max_gap_ms,
     )
-    cost_model = LinearCostModel(fixed_ms=0.0, decode_row_ms=1.0, prefill_row_ms=0.5)
     return Engine(
-        Target(decoder, kv, batches, tokenizer),
+        target,
         sessions=sessions,
-        scheduler=Scheduler(sessions, limits, cost_model),
+        scheduler=Scheduler(sessions, limits, costs),
         drafter=drafter,
         limits=EngineLimits(
             max_context=max_context,
@@ -250,6 +265,17 @@ def _engine(
         clock=time.perf_counter_ns,
         draw_seed=lambda: secrets.randbits(63),
     )
+
+
+def _costs(target: Target, settings: Settings, max_context: int) -> CostModel:
+    costs = measure_costs(
+        target,
+        page_size=settings.page_size,
+        max_context=max_context,
+        clock=time.perf_counter_ns,
+    )
+    _log.info("a step costs %s", costs.describe())
+    return costs
 
 
 def _warm_up(engine: Engine, settings: Settings, max_context: int) -> None:

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 import chatrt
-from chatrt.cli import chat, config, doctor, models, pull, run, serve, stop
+from chatrt.cli import bench, chat, config, doctor, models, pull, run, serve, stop
 from chatrt.errors import CallerError, ChatrtError, SettingsError
 from chatrt.launch import ERROR_PREFIX
 
@@ -29,7 +29,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 # Each module has one `register(app)`; the order is that of `chatrt --help`.
-COMMANDS = (chat, run, serve, pull, models, doctor, config, stop)
+COMMANDS = (chat, run, serve, pull, models, bench, doctor, config, stop)
 
 # What only the extra `serve` installs: a missing one means the extra, not a broken installation.
 _SERVE_PACKAGES = {

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 MAX_ACTIVE_LANES = 16
 _MAX_FRAME_BYTES = 64 * 1024 * 1024  # a terminal event repeats the whole answer
 _OPEN_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 1.0
 _REPLY_TIMEOUT_S = 10.0
 
 
@@ -330,6 +331,7 @@ async def _open(
             compression=None,
             max_size=_MAX_FRAME_BYTES,
             open_timeout=_OPEN_TIMEOUT_S,
+            close_timeout=_CLOSE_TIMEOUT_S,
             # A proxy of the environment is never asked for this machine's own server.
             proxy=None if _is_loopback(address) else True,
             create_connection=_StampedConnection,

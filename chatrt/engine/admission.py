@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chatrt.errors import ContextLengthExceeded, OutOfPages
+from chatrt.turn import TurnKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -36,7 +37,7 @@ class EngineLimits:
 
 
 class Admission:
-    """Requests in order of priority, then arrival."""
+    """Answers first, then what is typed ahead; each in order of priority, then arrival."""
 
     def __init__(self, sessions: SessionManager, limits: EngineLimits) -> None:
         self._sessions = sessions
@@ -59,7 +60,8 @@ class Admission:
                 "one of which is needed for the answer",
                 param="input",
             )
-        later = (i for i, r in enumerate(self._waiting) if r.priority < request.priority)
+        rank = _rank(request)
+        later = (i for i, other in enumerate(self._waiting) if _rank(other) < rank)
         self._waiting.insert(next(later, len(self._waiting)), request)
 
     def take(self, matches: Callable[[TurnRequest], bool]) -> list[TurnRequest]:
@@ -96,3 +98,8 @@ class Admission:
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._limits.page_size)
+
+
+def _rank(request: TurnRequest) -> tuple[bool, int]:
+    """Higher goes first; nobody waits for a prompt that is still being typed."""
+    return (request.kind is not TurnKind.TYPED_AHEAD, request.priority)

@@ -8,12 +8,11 @@ and a turn has exactly one FinishedEvent, its last event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from chatrt.batch import NO_SAMPLES, BatchRows
-from chatrt.drafter import DraftRequest
 from chatrt.engine.admission import Admission
+from chatrt.engine.forward import batch_rows, draft_requests
 from chatrt.engine.live import LiveTurn
 from chatrt.engine.report import finished, refused
 from chatrt.engine.residency import Residency
@@ -35,26 +34,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from chatrt.batch import BatchBuilder
     from chatrt.drafter import Drafter
     from chatrt.engine.admission import EngineLimits
+    from chatrt.engine.forward import Target
     from chatrt.engine.residency import Placement
-    from chatrt.kvcache import KVCache
-    from chatrt.models.decoder import Decoder
     from chatrt.scheduler import Plan, PlannedRows, Scheduler
     from chatrt.session import SessionManager
-    from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import TurnRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The target model with all that one forward needs."""
-
-    decoder: Decoder
-    kv: KVCache
-    batches: BatchBuilder
-    tokenizer: Tokenizer
 
 
 class Engine:
@@ -114,10 +100,14 @@ class Engine:
     def submit(self, request: TurnRequest) -> None:
         """Queue a turn; a half-typed turn of the same lane gives way to it at once.
 
-        A prompt that does not fit ends at once with an event that carries the error.
+        A prompt that does not fit ends at once with an event that carries the error, a half-typed
+        one of which no token is certain yet without one.
         """
         if request.typed_ahead_key is not None:
             self._supersede(request.typed_ahead_key)
+        if request.kind is TurnKind.TYPED_AHEAD and not request.token_ids:
+            self._refuse(request, FinishReason.PREFILLED, None)
+            return
         try:
             self._admission.put(request)
         except ChatrtError as error:
@@ -149,18 +139,27 @@ class Engine:
 
     def forget(self, response_ids: Iterable[str]) -> None:
         """Delete responses: tips and the pages that nothing else shares."""
-        self._residency.forget(response_ids)
+        self._target.kv.copy_rows(self._residency.forget(response_ids))
 
     def drop_lane(self, typed_ahead_key: str) -> None:
         """A lane is gone: end its half-typed turn and close what it left."""
         self._supersede(typed_ahead_key)
         self._residency.drop_typed(typed_ahead_key)
 
+    def cancel_all(self) -> None:
+        """End every turn, queued or running, as `cancel` does."""
+        for request in self._admission.take(lambda _: True):
+            self._refuse(request, FinishReason.CANCELLED, None)
+        for response_id in list(self._turns):
+            self.cancel(response_id)
+
     def fail_all(self, error: ChatrtError) -> None:
         """A step failed half-way: end every turn that ran, with this error; the queue stays."""
-        for turn in list(self._turns.values()):
-            turn.finish = FinishReason.FAILED
-            self._end(turn, error)
+        failed = list(self._turns.values())
+        for turn in failed:
+            self._report_failure(turn, error)
+        for turn in failed:
+            self._target.kv.copy_rows(self._residency.keep_older(turn.entry.session))
 
     def take_events(self) -> list[EngineEvent]:
         """Everything that happened since the last call, in order."""
@@ -176,7 +175,7 @@ class Engine:
         plan = self._scheduler.plan()
         if not plan.rows:
             return self._relieve(plan.starved) or admitted
-        drafts = self._draft(plan)
+        drafts = propose(self._drafter, draft_requests(plan))
         logits = self._forward(plan, drafts)
         now = self._clock()
         for planned, proposal, rows in zip(plan.rows, drafts, logits, strict=True):
@@ -217,10 +216,6 @@ class Engine:
         self._by_session[placement.session.session_id] = turn
         self._scheduler.add(turn.entry)
         self._events.append(StartedEvent(request.response_id, turn.sampler.seed))
-        session = placement.session
-        if request.kind is not TurnKind.ANSWER and session.num_computed >= len(session.token_ids):
-            turn.finish = FinishReason.PREFILLED
-            self._end(turn)
 
     def _live(self, request: TurnRequest, placement: Placement) -> LiveTurn:
         sampling = request.sampling
@@ -250,37 +245,14 @@ class Engine:
         )
         return LiveTurn(request, entry, sampler, tokenizer, max_tokens, kv)
 
-    def _samples(self, planned: PlannedRows) -> bool:
-        turn = self._by_session[planned.entry.session.session_id]
-        return planned.samples and turn.request.kind is TurnKind.ANSWER
-
-    def _draft(self, plan: Plan) -> list[list[int]]:
-        requests = [
-            DraftRequest(
-                session_id=planned.entry.session.session_id,
-                token_ids=planned.entry.session.token_ids,
-                page_ids=planned.entry.session.page_ids,
-                max_tokens=planned.num_drafts,
-            )
-            for planned in plan.rows
-        ]
-        return propose(self._drafter, requests)
-
     def _forward(self, plan: Plan, drafts: Sequence[Sequence[int]]) -> list[Tensor]:
         """One pass over all planned rows; each entry's logits, none where it samples nothing."""
-        target, rows = self._target, []
+        rows = []
         for planned, proposal in zip(plan.rows, drafts, strict=True):
-            session = planned.entry.session
-            num_pending = planned.num_rows - planned.num_drafts
-            token_ids = session.token_ids[planned.start : planned.start + num_pending]
-            num_rows = num_pending + len(proposal)
-            wanted = range(num_pending - 1, num_rows) if self._samples(planned) else NO_SAMPLES
-            rows.append(BatchRows([*token_ids, *proposal], planned.start, session.page_ids, wanted))
-        batch = target.batches.build(rows)
-        logits = target.decoder.forward(batch, target.kv)
-        if logits.features is not None and self._drafter is not None:
-            self._drafter.observe(logits.features, batch.meta.write_slots)
-        return [logits.values[r.start : r.stop] for r in batch.logit_ranges]
+            turn = self._by_session[planned.entry.session.session_id]
+            sample = planned.samples and turn.request.kind is TurnKind.ANSWER
+            rows.append(batch_rows(planned, proposal, sample=sample))
+        return self._target.forward(rows, self._drafter)
 
     def _commit_prompt(self, turn: LiveTurn, planned: PlannedRows, now: int) -> None:
         session = turn.entry.session
@@ -325,43 +297,55 @@ class Engine:
         if turn.finish is not None:
             self._end(turn)
 
-    def _end(self, turn: LiveTurn, error: ChatrtError | None = None) -> None:
-        """Leave the scheduler, cut the ids to what the tip keeps, park, report."""
+    def _end(self, turn: LiveTurn) -> None:
+        """Cut the ids to what the tip keeps, park, leave the scheduler, report."""
         request, session = turn.request, turn.entry.session
-        assert turn.finish is not None
-        self._scheduler.remove(turn.entry)
-        del self._turns[request.response_id]
-        del self._by_session[session.session_id]
-        cut = turn.cut()
-        output_ids = turn.token_ids[: cut.num_kept] + cut.remainder_ids
-        if turn.token_ids != output_ids:
-            copies = self._sessions.rewind(session, turn.prompt_length + cut.num_kept)
-            self._target.kv.copy_rows(copies)
-            self._sessions.extend(session, cut.remainder_ids)
-        else:
-            self._sessions.trim(session)
-        resident, shared = len(session.page_ids), self._sessions.num_shared_pages(session)
+        output_ids = self._cut(turn)
+        turn.kv = replace(
+            turn.kv,
+            resident_pages=len(session.page_ids),
+            shared_pages=self._sessions.num_shared_pages(session),
+        )
         if request.kind is TurnKind.TYPED_AHEAD:
             assert request.typed_ahead_key is not None
             self._residency.keep_typed(request.typed_ahead_key, session)
         else:
             self._residency.keep_tip(request.response_id, session)
-        kv = replace(
-            turn.kv,
-            computed_tokens=turn.num_computed_tokens,
-            resident_pages=resident,
-            shared_pages=shared,
-        )
+        self._report(turn, output_ids, None)
+
+    def _cut(self, turn: LiveTurn) -> list[int]:
+        """Leave in the session what the answer keeps of its ids; returns these."""
+        session, cut = turn.entry.session, turn.cut()
+        output_ids = turn.token_ids[: cut.num_kept] + cut.remainder_ids
+        if turn.token_ids == output_ids:
+            self._sessions.trim(session)
+            return output_ids
+        num_kept = turn.prompt_length + cut.num_kept
+        self._target.kv.copy_rows(self._sessions.rewind(session, num_kept))
+        if self._drafter is not None:
+            self._drafter.commit(session.session_id, num_kept)
+        self._sessions.extend(session, cut.remainder_ids)
+        return output_ids
+
+    def _report(self, turn: LiveTurn, output_ids: Sequence[int], error: ChatrtError | None) -> None:
+        """The turn is over: forget it, and say so."""
+        self._scheduler.remove(turn.entry)
+        del self._turns[turn.request.response_id]
+        del self._by_session[turn.entry.session.session_id]
         self._events.append(
             finished(
                 turn,
                 output_ids,
-                kv=kv,
+                kv=replace(turn.kv, computed_tokens=turn.num_computed_tokens),
                 drafter=self._drafter,
                 error=error,
                 time_ns=self._clock(),
             )
         )
+
+    def _report_failure(self, turn: LiveTurn, error: ChatrtError) -> None:
+        turn.finish = FinishReason.FAILED
+        self._report(turn, turn.token_ids, error)
 
     def _refuse(
         self, request: TurnRequest, reason: FinishReason, error: ChatrtError | None
@@ -374,10 +358,10 @@ class Engine:
             return False
         youngest = max(starved, key=lambda entry: entry.arrival)
         turn = self._by_session[youngest.session.session_id]
-        turn.finish = FinishReason.FAILED
-        figures = self._sessions.figures()
         free, evictable = self._sessions.num_free, self._sessions.num_evictable
-        self._end(turn, OutOfPages(1, free, evictable, figures.total))
+        total = self._sessions.figures().total
+        self._report_failure(turn, OutOfPages(1, free, evictable, total))
+        self._target.kv.copy_rows(self._residency.keep_older(turn.entry.session))
         return True
 
     def _supersede(self, typed_ahead_key: str) -> None:

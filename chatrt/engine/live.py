@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import TurnRequest
 
+_ANCHOR = "\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
@@ -117,8 +119,15 @@ class LiveTurn:
         best = max((end for end in self._ends if end <= kept), default=0)
         # Tokens that end at the same character hold bytes of the next one: take the first only.
         num_kept = self._ends.index(best) + 1 if best else 0
-        remainder = self.text[best:kept]
-        return Cut(num_kept, self.tokenizer.encode(remainder) if remainder else [])
+        return Cut(num_kept, self._encode(self.text[best:kept], starts_answer=best == 0))
+
+    def _encode(self, text: str, *, starts_answer: bool) -> list[int]:
+        """Ids of the part of a token's text that was sent."""
+        if starts_answer or not self.tokenizer.drops_leading_space:
+            return self.tokenizer.encode(text)
+        # Behind other text; alone, such a tokenizer would put a space in front of it.
+        anchor_ids = self.tokenizer.encode(_ANCHOR)
+        return self.tokenizer.encode(_ANCHOR + text)[len(anchor_ids) :]
 
     def _push_token(self, token_id: int) -> str:
         sampling = self.request.sampling
@@ -143,8 +152,11 @@ class LiveTurn:
         if self.stop_string is not None:
             return ""
         found = self._stops.push(self._detokenizer.flush())
+        if found.stop is None:
+            return found.text + self._stops.flush()
         self.stop_string = found.stop
-        return found.text if found.stop is not None else found.text + self._stops.flush()
+        self.finish = FinishReason.END_OF_TURN
+        return found.text
 
     def _give_out(self, text: str) -> str:
         if text:

@@ -45,13 +45,14 @@ class Residency:
 
     Args:
         sessions: The pages' bookkeeping.
-        max_sessions: Parked sessions remembered at most; the least recently used is closed first.
+        max_sessions: Parked sessions remembered, at least 1; the least recently used goes first.
         on_close: Told the id of every session that ends.
     """
 
     def __init__(
         self, sessions: SessionManager, *, max_sessions: int, on_close: Callable[[int], None]
     ) -> None:
+        assert max_sessions >= 1, "a turn's own session has to be remembered"
         self._sessions = sessions
         self._max_sessions = max_sessions
         self._on_close = on_close
@@ -77,17 +78,7 @@ class Residency:
             tip = None
         if typed is not None:
             return self._continue_typed(typed, tip, request)
-        if tip is None:
-            attached = self._sessions.open(request.salt, request.token_ids)
-            missed = request.num_history > 0 and attached.num_reused < request.num_history - 1
-            return Placement(
-                attached.session,
-                attached.num_reused,
-                0,
-                attached.copies,
-                "evicted" if missed else None,
-            )
-        return self._continue_tip(tip, request)
+        return self._continue_tip(tip, request) if tip else self._open(request)
 
     def keep_tip(self, response_id: str, session: Session) -> None:
         """The turn ended: park its session, which now holds `response_id`."""
@@ -103,9 +94,14 @@ class Residency:
         self._park(session)
         self._typed[key] = session
 
-    def drop(self, session: Session) -> None:
-        """Close a session that holds nothing worth keeping."""
-        self._close(session)
+    def keep_older(self, session: Session) -> tuple[PageCopy, ...]:
+        """The turn failed: its session stays for the older responses that it holds, if any.
+
+        Returns copies to do.
+        """
+        if session.state is SessionState.ACTIVE:
+            self._park(session)
+        return self._cut_back(session)
 
     def drop_typed(self, key: str) -> None:
         """The lane is gone: its half-typed prompt will not be continued."""
@@ -113,18 +109,24 @@ class Residency:
         if session is not None:
             self._close(session)
 
-    def forget(self, response_ids: Iterable[str]) -> None:
-        """Delete responses: their tips, and the pages that no other response needs."""
+    def forget(self, response_ids: Iterable[str]) -> tuple[PageCopy, ...]:
+        """Delete responses: their tips, and the pages that no other response needs.
+
+        Returns copies to do, in order and before any row is written.
+        """
+        left: dict[int, Session] = {}
         for response_id in response_ids:
             tip = self._tips.pop(response_id, None)
-            if tip is None:
-                continue
-            owners = self._tips_of.get(tip.session.session_id, set())
-            owners.discard(response_id)
-            if not owners and tip.session.state is SessionState.PARKED:
-                self._unlist(tip.session)
-                self._sessions.forget(tip.session)
-                self._on_close(tip.session.session_id)
+            if tip is not None:
+                left[tip.session.session_id] = tip.session
+                self._tips_of[tip.session.session_id].discard(response_id)
+        return tuple(copy for session in left.values() for copy in self._cut_back(session))
+
+    def _open(self, request: TurnRequest) -> Placement:
+        attached = self._sessions.open(request.salt, request.token_ids)
+        missed = request.num_history > 0 and attached.num_reused < request.num_history - 1
+        reason = "evicted" if missed else None
+        return Placement(attached.session, attached.num_reused, 0, attached.copies, reason)
 
     def _continue_tip(self, tip: Tip, request: TurnRequest) -> Placement:
         session = tip.session
@@ -135,6 +137,8 @@ class Residency:
             self._parked.pop(session.session_id, None)
         else:
             attached = self._sessions.fork(session, tip.num_tokens)
+            if session.state is SessionState.PARKED:
+                self._parked.move_to_end(session.session_id)
         self._sessions.extend(attached.session, request.token_ids[tip.num_tokens :])
         missed = attached.num_reused < tip.num_tokens - 1
         reason = "evicted" if missed else None
@@ -145,7 +149,10 @@ class Residency:
         at_least = max(tip.num_tokens if tip else 0, 1)
         if num_common <= at_least:
             self._close(typed)
-            return self._continue_tip(tip, request) if tip else self.place(request)
+            return self._continue_tip(tip, request) if tip else self._open(request)
+        if tip is None and self._knows_more(request, min(num_common, typed.num_computed)):
+            self._close(typed)
+            return self._open(request)
         attached = self._sessions.resume(typed)
         self._parked.pop(typed.session_id, None)
         copies = attached.copies + self._sessions.rewind(typed, num_common)
@@ -154,6 +161,12 @@ class Residency:
         num_reused = min(typed.num_computed, len(request.token_ids) - 1)
         num_ahead = max(0, num_reused - max(request.num_history - 1, 0))
         return Placement(typed, num_reused, num_ahead, copies, None)
+
+    def _knows_more(self, request: TurnRequest, num_tokens: int) -> bool:
+        """Whether other sessions left more than so many leading tokens of the request."""
+        attached = self._sessions.open(request.salt, request.token_ids)
+        self._sessions.close(attached.session)
+        return attached.num_reused > num_tokens
 
     def _take_typed(self, request: TurnRequest) -> Session | None:
         if request.typed_ahead_key is None:
@@ -173,9 +186,29 @@ class Residency:
             _, oldest = self._parked.popitem(last=False)
             self._close(oldest)
 
+    def _cut_back(self, session: Session) -> tuple[PageCopy, ...]:
+        """Shorten a parked session to the longest response that it holds, or close it."""
+        if session.state is not SessionState.PARKED:
+            return ()
+        response_ids = set(self._tips_of.get(session.session_id, ()))
+        lengths = {response_id: self._tips[response_id].num_tokens for response_id in response_ids}
+        longest = max(lengths.values(), default=0)
+        if longest == len(session.token_ids):
+            return ()
+        if longest == 0:
+            self._close(session)
+            return ()
+        attached = self._sessions.fork(session, longest)
+        self._close(session)
+        self._tips |= {name: Tip(attached.session, length) for name, length in lengths.items()}
+        self._tips_of[attached.session.session_id] = response_ids
+        self._park(attached.session)
+        return attached.copies
+
     def _close(self, session: Session) -> None:
+        """End a session; what only it had cached goes with it, so that deleted text is gone."""
         self._unlist(session)
-        self._sessions.close(session)
+        self._sessions.forget(session)
         self._on_close(session.session_id)
 
     def _unlist(self, session: Session) -> None:

@@ -21,10 +21,10 @@ from chatrt.errors import ModelFileError
 from chatrt.models.config import (
     GenerationDefaults,
     ModelConfig,
-    config_from_gguf,
-    config_from_hf,
     generation_defaults_from_hf,
 )
+from chatrt.models.config_gguf import config_from_gguf
+from chatrt.models.config_hf import config_from_hf
 from chatrt.models.files import ModelFiles, fingerprint
 from chatrt.models.gguf_file import GgufFile, unpermute_rows
 from chatrt.models.safetensors_file import SafetensorsFolder

@@ -62,8 +62,9 @@ def resolve(name_or_path: str, *, cache_dir: Path) -> ModelSource:
     known = find_known(name_or_path)
     if known is not None:
         return known
-    path = Path(name_or_path or "?").expanduser()  # an empty name is not this folder
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    path = Path(name_or_path).expanduser()
+    # the path of an empty name would be this folder
+    if name_or_path and (path.is_dir() or (path.is_file() and path.suffix == ".gguf")):
         return LocalModel(path.resolve().stem if path.is_file() else path.resolve().name, path)
     cached = _models_folder(cache_dir) / f"{name_or_path.removesuffix('.gguf')}.gguf"
     if "/" not in name_or_path and cached.is_file():

@@ -161,7 +161,8 @@ class Connection:
                 await self._outbox.room()
                 await self._handle(frame, received_ns)
         except ConnectionClosed as closed:
-            logger.debug("connection %s closed: %s", self._peer.connection_id, closed.code)
+            code = closed.rcvd.code if closed.rcvd is not None else None
+            logger.debug("connection %s: close code %s", self._peer.connection_id, code)
 
     async def _handle(self, frame: bytes, received_ns: int) -> None:
         decode = partial(_decode, frame, self._settings.wire)

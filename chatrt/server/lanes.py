@@ -87,20 +87,26 @@ class Lane:
             self._worker = asyncio.create_task(self._work())
 
     def type_ahead(self, waiting: Waiting) -> None:
-        """Prefill a half-typed prompt once the lane is free; replaces the one before."""
+        """Prefill a half-typed prompt once the lane is free; replaces the one before.
+
+        One that is replaced before it started is dropped without an event: typing goes on, and
+        nobody waits for it.
+        """
         self._typed_ahead = waiting
         if self._worker is None and self._typist is None:
             self._typist = asyncio.create_task(self._type())
 
     async def _work(self) -> None:
-        while self._queue:
-            item = self._queue.popleft()
-            if isinstance(item, ChatrtError):
-                self._host.refuse(self, item)
-            else:
-                await self._host.answer(self, item)
-            self.cancel_asked = False
-        self._worker = None
+        try:
+            while self._queue:
+                item = self._queue.popleft()
+                if isinstance(item, ChatrtError):
+                    self._host.refuse(self, item)
+                else:
+                    await self._host.answer(self, item)
+                self.cancel_asked = False
+        finally:
+            self._worker = None
         if self._typed_ahead is not None:
             self.type_ahead(self._typed_ahead)
 

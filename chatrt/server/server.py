@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0  # for the peer's half of a closing handshake
+_STOP_TIMEOUT_S = 15.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -152,7 +153,10 @@ class Server:
         self._server.close(close_connections=False)
         closing = [connection.close(code, "the server ends") for connection in self._connections]
         await asyncio.gather(*closing, return_exceptions=True)
-        await self._server.wait_closed()
+        try:
+            await asyncio.wait_for(self._server.wait_closed(), _STOP_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("a connection did not end within %s s, ending anyway", _STOP_TIMEOUT_S)
         self._stopped.set()
 
     async def _process_request(self, socket: ServerConnection, request: Request) -> Response | None:

@@ -7,6 +7,7 @@ Invariant: the same arguments give the same weights on every machine.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ from chatrt.models.loader import Model
 from chatrt.models.weights import DecoderWeights, LayerWeights, Projection
 
 if TYPE_CHECKING:
-    from chatrt_kernels.ops import Ops
+    from chatrt_kernels.ops import Ops, Weight
 
 
 def tiny_config(
@@ -58,34 +59,47 @@ def tiny_model(
     Biases and q/k norms are left out.
     """
     config = config or tiny_config()
-    generator = torch.Generator().manual_seed(seed)
+    random = _Random(ops, torch.Generator().manual_seed(seed), torch.device(device), dtype)
+    embedding = random.weight(config.vocab_size, config.hidden_size, gain=4.0)
+    layers = tuple(_layer(random, config) for _ in range(config.num_layers))
+    final_norm = random.norm(config.hidden_size)
+    weights = DecoderWeights(embedding, layers, final_norm, head=embedding)
+    return Model(config, weights, GenerationDefaults(), fingerprint=f"tiny-{seed}-{config!r}")
 
-    def matrix(out_features: int, in_features: int, *, gain: float = 1.0) -> torch.Tensor:
-        scale = gain / math.sqrt(in_features)
-        return torch.randn(out_features, in_features, generator=generator) * scale
 
-    def projection(out_features: int, in_features: int) -> Projection:
-        return Projection(ops.prepare(matrix(out_features, in_features)))
+@dataclass(frozen=True, slots=True)
+class _Random:
+    """Draws weights, one after the other, from one generator."""
 
-    def norm() -> torch.Tensor:
-        return (1 + torch.randn(config.hidden_size, generator=generator) / 10).to(device, dtype)
+    ops: Ops
+    generator: torch.Generator
+    device: torch.device
+    dtype: torch.dtype
 
+    def weight(self, out_features: int, in_features: int, *, gain: float = 1.0) -> Weight:
+        values = torch.randn(out_features, in_features, generator=self.generator)
+        return self.ops.prepare(values * (gain / math.sqrt(in_features)))
+
+    def projection(self, out_features: int, in_features: int) -> Projection:
+        return Projection(self.weight(out_features, in_features))
+
+    def norm(self, size: int) -> torch.Tensor:
+        values = 1 + torch.randn(size, generator=self.generator) / 10
+        return values.to(self.device, self.dtype)
+
+
+def _layer(random: _Random, config: ModelConfig) -> LayerWeights:
+    hidden, intermediate = config.hidden_size, config.intermediate_size
     q_width = config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
-    embedding = ops.prepare(matrix(config.vocab_size, config.hidden_size, gain=4.0))
-    layers = tuple(
-        LayerWeights(
-            attention_norm=norm(),
-            query=projection(q_width, config.hidden_size),
-            key=projection(kv_width, config.hidden_size),
-            value=projection(kv_width, config.hidden_size),
-            output=projection(config.hidden_size, q_width),
-            mlp_norm=norm(),
-            gate=projection(config.intermediate_size, config.hidden_size),
-            up=projection(config.intermediate_size, config.hidden_size),
-            down=projection(config.hidden_size, config.intermediate_size),
-        )
-        for _ in range(config.num_layers)
+    return LayerWeights(
+        attention_norm=random.norm(hidden),
+        query=random.projection(q_width, hidden),
+        key=random.projection(kv_width, hidden),
+        value=random.projection(kv_width, hidden),
+        output=random.projection(hidden, q_width),
+        mlp_norm=random.norm(hidden),
+        gate=random.projection(intermediate, hidden),
+        up=random.projection(intermediate, hidden),
+        down=random.projection(hidden, intermediate),
     )
-    weights = DecoderWeights(embedding, layers, final_norm=norm(), head=embedding)
-    return Model(config, weights, GenerationDefaults(), fingerprint=f"tiny-{seed}-{config!r}")

@@ -77,11 +77,21 @@ async def play(
             raise Dropped
     item = _item(item_id, "".join(sent), "completed")
     response["output"] = [item]
-    await event("response.output_text.done", **where, text="".join(sent), logprobs=[])
-    await event("response.content_part.done", **where, part=item["content"][0])
-    await event("response.output_item.done", output_index=0, item=item)
+    for kind, fields in _done_events(where, item):
+        await event(kind, **fields)
     kind = finish(response, script, num_tokens=len(sent), cancelled=cancelled.is_set())
     await event(kind, response=response)
+
+
+def _done_events(
+    where: Mapping[str, Any], item: dict[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    part = item["content"][0]
+    return [
+        ("response.output_text.done", {**where, "text": part["text"], "logprobs": []}),
+        ("response.content_part.done", {**where, "part": part}),
+        ("response.output_item.done", {"output_index": 0, "item": item}),
+    ]
 
 
 async def _paused(cancelled: asyncio.Event, delay_s: float) -> bool:

@@ -235,8 +235,7 @@ class ScriptedServer:
             case ("GET", ["health" | "ready"]):
                 return {"status": "ok"}
             case ("GET", ["v1", "models"]):
-                own = {"max_context": CONTEXT_TOKENS}
-                model = {"id": "scripted", "object": "model", "chatrt": own}
+                model = {"id": "scripted", "object": "model", "max_context": CONTEXT_TOKENS}
                 return {"object": "list", "data": [model]}
             case ("GET", ["v1", "responses", response_id]) if response_id in self._turns:
                 return self._turns[response_id].response

@@ -6,17 +6,19 @@ Invariant: the server is stopped and all its tasks are gone when the context end
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from chatrt.server.server import Server
 from chatrt.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from chatrt.server.service import Service
 
@@ -62,6 +64,14 @@ class Caller:
             events.append(await self.receive())
         return events
 
+    async def until_closed(self) -> int | None:
+        """Read until the connection closes; the server's close code, None if it sent none."""
+        try:
+            await self.until(())
+        except ConnectionClosed as closed:
+            return closed.rcvd.code if closed.rcvd is not None else None
+        raise AssertionError("no event has an empty type")
+
 
 @asynccontextmanager
 async def calling(
@@ -76,3 +86,14 @@ async def calling(
 def text_of(events: Iterable[dict[str, Any]]) -> str:
     """The text of all deltas."""
     return "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+
+
+async def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Wait until `condition` holds; for states that nothing announces.
+
+    Raises:
+        TimeoutError: It did not in time.
+    """
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - any state can be asked for, few have an event
+            await asyncio.sleep(0.005)

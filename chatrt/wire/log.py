@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from chatrt.wire.encode import Event
 
 DELTA = "response.output_text.delta"
+_MAX_MERGED_BYTES = 64 * 2**10  # clients refuse frames of a megabyte, and escapes take up to 6 ×
 _EVENT_BYTES = 256  # an event's names and ids; a delta's vanish when it is merged
 _LOGPROB_BYTES = 96
 
@@ -126,7 +127,12 @@ class ResponseLog:
         events, end = self._events, start + 1
         if start < len(events) and events[start]["type"] == DELTA:
             item_id = events[start]["item_id"]
-            while end < len(events) and _is_delta_of(events[end], item_id):
+            limit = self._bytes_before(start) + _MAX_MERGED_BYTES
+            while (
+                end < len(events)
+                and _is_delta_of(events[end], item_id)
+                and self._end_bytes[end] <= limit
+            ):
                 end += 1
         return end
 
@@ -171,8 +177,8 @@ class Subscription:
     def take(self) -> Event | None:
         """The next event, or None while there is none. The dict is the caller's own.
 
-        Deltas of one item that wait one behind the other come as one, which carries the last
-        one's `sequence_number`: a reader that keeps up gets each delta as it was appended.
+        Deltas of one item that wait one behind the other come as one (of up to 64 KiB), which
+        carries the last one's number: a reader that keeps up gets each as it was appended.
         """
         log = self.log
         if self._cursor >= log.num_events:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -120,19 +119,16 @@ def test_python_dash_m_chatrt_is_the_command_line() -> None:
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    # Processor time, not wall time: a busy machine says nothing about what is imported.
     code = (
-        "import sys; from chatrt.cli.main import main; main(['--help']);"
-        "print([m for m in ('torch', 'textual', 'websockets', 'rich') if m in sys.modules])"
+        "import sys, time; from chatrt.cli.main import main; main(['--help']);"
+        "print([m for m in ('torch', 'textual', 'websockets', 'rich') if m in sys.modules]);"
+        "print(time.process_time())"
     )
-    best_s = 10.0
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
-        best_s = min(best_s, time.perf_counter() - start)
-        assert done.stdout.splitlines()[-1] == "[]"
-    assert best_s < 0.3 * TIME_SCALE
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy, cpu_s = done.stdout.splitlines()[-2:]
+    assert heavy == "[]"
+    assert float(cpu_s) < 0.3 * TIME_SCALE
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes break differently on Windows")

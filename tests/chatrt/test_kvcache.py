@@ -56,6 +56,18 @@ def test_only_quantised_caches_have_scales_one_per_token_and_head() -> None:
     assert quantised.key_scales.dtype == torch.float32
 
 
+def test_scales_are_views_of_their_layers_keys_and_values() -> None:
+    kv = cache(torch.int8)
+    assert kv.scales is not None
+
+    for index in (0, 1):
+        layer = kv.layer(index)
+        assert layer.key_scales is not None
+        assert layer.value_scales is not None
+        assert layer.key_scales.data_ptr() == kv.scales[index, 0].data_ptr()
+        assert layer.value_scales.data_ptr() == kv.scales[index, 1].data_ptr()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bytes_per_page_are_those_that_a_page_really_takes(dtype: torch.dtype) -> None:
     kv = cache(dtype)

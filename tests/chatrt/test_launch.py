@@ -153,7 +153,7 @@ def test_a_server_that_dies_at_start_says_why_in_its_own_sentence(stage: Stage) 
 def test_the_sentence_of_an_earlier_start_is_not_shown_again(stage: Stage) -> None:
     stage.paths.logs.mkdir(parents=True)
     stage.paths.server_log.write_text("chatrt: an old error\n", encoding="utf-8")
-    with pytest.raises(ServerUnavailable, match="could not start: it printed nothing"):
+    with pytest.raises(ServerUnavailable, match="could not start: exit status 1, no word"):
         attach_or_start(
             None,
             stage.settings,

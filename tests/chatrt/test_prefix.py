@@ -128,13 +128,16 @@ def test_evict_takes_the_least_recently_used_leaf_first() -> None:
     assert world.num_known("aaaa") == 4
 
 
-def test_a_front_is_as_young_as_the_leaf_that_was_evicted_behind_it() -> None:
+def test_a_front_stays_as_young_as_the_page_that_was_forgotten_behind_it() -> None:
     world = World()
     world.cache("aaaabbbb")
+    front = world.tip("aaaa")
+    world.tree.mark(front)
     world.cache("cccc")
     world.num_known("aaaabbbb")
-    world.tree.evict(2)  # cccc is older than both pages of the other path
-    assert (world.num_known("aaaabbbb"), world.num_known("cccc")) == (4, 0)
+    assert world.tree.wipe("", ids("aaaabbbb")) == 1
+    world.tree.evict(1)
+    assert (world.num_known("aaaa"), world.num_known("cccc")) == (4, 0)
 
 
 def test_a_held_path_is_not_evictable_and_what_hangs_below_it_is() -> None:

@@ -178,6 +178,13 @@ def test_drafts_use_free_pages_only_and_evict_nothing() -> None:
     assert world.sessions.num_evictable == 1
 
 
+def test_drafts_of_all_decodes_together_stay_within_the_rows_of_a_step() -> None:
+    world = World(SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4))
+    for _ in range(3):
+        world.add(Work.DECODE, 5, drafts=4)
+    assert [p.num_drafts for p in world.scheduler.plan().rows] == [4, 1, 0]
+
+
 def test_a_draft_never_takes_the_page_that_another_decode_needs() -> None:
     world = World(num_pages=3)
     greedy = world.add(Work.DECODE, 4, drafts=8)
@@ -218,7 +225,10 @@ def test_the_gap_budget_counts_the_context_that_is_attended_to() -> None:
     world = World(SchedulerLimits(max_gap_ms=10.0), cost_model=cost_model)
     world.add(Work.DECODE, 9)
     world.add(Work.PREFILL, 100)
-    assert [p.num_rows for p in world.scheduler.plan().rows] == [1, 5]
+    plan = world.scheduler.plan()
+    assert [p.num_rows for p in plan.rows] == [1, 5]  # 8 positions: 4 ms, 6 rows: 6 ms
+    world.run(plan)
+    assert [p.num_rows for p in world.scheduler.plan().rows] == [1, 2]  # 9 + 5 positions
 
 
 def test_one_prefill_row_goes_through_even_when_the_gap_budget_is_spent() -> None:
@@ -267,7 +277,7 @@ class Wanted:
 wanted_entries = st.lists(
     st.builds(
         Wanted,
-        st.sampled_from(Work),
+        st.sampled_from([*Work, Work.DECODE]),
         st.sampled_from([*Phase, Phase.RUNNING, Phase.RUNNING]),
         st.integers(1, 30),
         st.integers(0, 2),
@@ -297,7 +307,7 @@ class StrictCostModel:
     num_seqs=st.integers(1, 8),
     spare_rows=st.integers(0, 30),
     max_gap_ms=st.none() | st.floats(0.5, 30.0),
-    spare_pages=st.integers(0, 20),
+    spare_pages=st.integers(0, 40),
 )
 def test_every_plan_keeps_the_limits_and_the_order(
     wanted: list[Wanted],

@@ -186,6 +186,18 @@ def test_resume_prefers_what_others_computed_beyond_the_tail() -> None:
     memory.manager.check_invariants()
 
 
+def test_resume_prefers_a_longer_match_inside_the_page_that_its_tail_began() -> None:
+    memory = Memory(8)
+    session = memory.open([1, 2, 3, 4, 5]).session
+    memory.run(session, 6)
+    memory.manager.park(session)
+    memory.run(memory.open([1, 2, 3, 4, 5, 6, 7, 8]).session, 9)
+    memory.manager.extend(session, [7, 0])
+    assert memory.copied(memory.manager.resume(session)).num_reused == 7
+    memory.check(session)
+    memory.manager.check_invariants()
+
+
 def test_the_least_recently_parked_tail_goes_first_then_its_path_from_the_end() -> None:
     memory = Memory(16)
     old, young = (memory.open([n] * 9).session for n in (1, 2))
@@ -272,10 +284,8 @@ def test_rewind_without_a_page_for_the_copy_recomputes_the_rows() -> None:
     memory.compute(session, 7)
     memory.manager.commit(session, [8], num_computed=7)
     memory.run(session, 9)
-    fork = memory.manager.fork(session, 9).session
     assert memory.manager.rewind(session, 7) == ()
-    assert session.num_computed == 4
-    memory.manager.close(fork)
+    assert (session.num_computed, memory.tree.num_cached) == (4, 2)
     memory.run(session, 0)
     memory.check(session)
 
@@ -290,15 +300,16 @@ def test_rewind_out_of_range_is_refused_without_effect() -> None:
     assert session.token_ids == [1, 2, 3]
 
 
-def test_rewind_of_a_parked_session_gives_up_a_tail_that_lies_behind() -> None:
+@pytest.mark.parametrize("num_tokens", [3, 5])
+def test_rewind_of_a_parked_session_gives_up_a_tail_that_lies_behind(num_tokens: int) -> None:
     memory = Memory(8)
     session = memory.open([1, 2, 3, 4, 5, 6]).session
     memory.run(session, 7)
     memory.manager.park(session)
-    assert memory.manager.rewind(session, 3) == ()
+    assert memory.manager.rewind(session, num_tokens) == ()
     memory.manager.check_invariants()
-    memory.copied(memory.manager.resume(session))
-    assert session.num_computed == 2
+    assert memory.manager.num_free == 7
+    assert memory.copied(memory.manager.resume(session)).num_reused == num_tokens - 1
     memory.check(session)
 
 
@@ -313,6 +324,16 @@ def test_reserve_evicts_what_is_cached_and_names_the_numbers_when_that_is_too_li
     assert (memory.manager.num_free, session.page_ids) == (2, [])
     memory.manager.reserve(session, 16)
     assert memory.manager.num_free == memory.manager.num_evictable == 0
+
+
+def test_reserve_evicts_no_more_than_it_needs() -> None:
+    memory = Memory(4)
+    cached = memory.open([1, 2, 3, 4, 5]).session
+    memory.run(cached, 6)
+    memory.manager.park(cached)
+    session = memory.open([9] * 20).session
+    memory.manager.reserve(session, 12)
+    assert (memory.manager.num_free, memory.manager.num_evictable) == (0, 1)
 
 
 def test_rejected_drafts_give_their_pages_back() -> None:
@@ -509,11 +530,14 @@ class SessionMachine(RuleBasedStateMachine):
         return attached.session
 
     def is_intact(self, session: Session) -> bool:
-        """Whether the tree still has all full pages of a parked session, and its tail is kept."""
+        """Whether all pages of a parked session are still there and can be continued in place."""
         full, num_rows = divmod(session.num_computed, PAGE_SIZE)
         limit = full * PAGE_SIZE
         known = self.memory.tree.match(session.salt, session.token_ids, limit=limit).num_tokens
-        return known == limit and (num_rows == 0 or self.manager._pool.has_tail(session.session_id))
+        if num_rows:
+            return known == limit and self.manager._pool.has_tail(session.session_id)
+        # Were the last token computed too, its published page would have to be copied.
+        return known == limit < len(session.token_ids)
 
     def fits(self, session: Session, num_rows: int) -> bool:
         """Reserves, and checks that a refusal changes nothing."""

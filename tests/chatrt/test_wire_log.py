@@ -70,6 +70,17 @@ def test_merging_keeps_every_logprob_in_order() -> None:
     assert [entry["token"] for entry in event["logprobs"]] == ["a", "b"]
 
 
+def test_a_merged_delta_stays_far_below_what_clients_refuse() -> None:
+    log = new_log()
+    subscription = log.subscribe(lambda: None)
+    for _ in range(100):
+        log.append(delta("x" * 4096))
+    log.append(delta("y" * 100_000))
+    sizes = [len(event["delta"]) for event in take_all(subscription)]
+    assert sum(sizes) == 100 * 4096 + 100_000
+    assert sizes == [65_536] * 6 + [16_384, 100_000]
+
+
 def test_deltas_of_different_items_are_not_merged() -> None:
     log = new_log()
     subscription = log.subscribe(lambda: None)

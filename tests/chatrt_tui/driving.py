@@ -25,17 +25,19 @@ async def app_at(
     url: str, *, size: tuple[int, int] = (90, 30), connected: bool = True
 ) -> AsyncIterator[tuple[ChatApp, Pilot[None]]]:
     app = ChatApp(url)
-    async with app.run_test(size=size) as pilot:
+    async with app.run_test(size=size, notifications=True) as pilot:
         if connected:
-            await until(pilot, lambda: "scripted" in state(app))
+            await until(lambda: "scripted" in state(app))
         yield app, pilot
 
 
-async def until(pilot: Pilot[None], seen: Callable[[], object], within_s: float = 10.0) -> None:
-    """Wait until `seen()` is true, letting the app paint in between."""
+async def until(
+    seen: Callable[[], object], *, within_s: float = 10.0, pause_s: float = 0.01
+) -> None:
+    """Wait until `seen()` is true; the app goes on by itself meanwhile."""
     async with asyncio.timeout(within_s * TIME_SCALE):
-        while not seen():
-            await pilot.pause(0.01)
+        while not seen():  # noqa: ASYNC110 - what is painted gives no event to wait for
+            await asyncio.sleep(pause_s)
 
 
 async def say(pilot: Pilot[None], text: str) -> None:

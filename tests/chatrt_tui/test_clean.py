@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chatrt_tui.clean import TextCleaner, clean_line, clean_text
@@ -40,6 +40,8 @@ def test_no_control_character_is_ever_left(pieces: list[str]) -> None:
     assert "\u202e" not in out
 
 
+@example("\x1b\x1b[m[m", 4)
+@example("a\x1bPq#0\x1b\\b", 6)
 @given(hostile, st.integers(0, 60))
 def test_where_a_text_is_cut_makes_no_difference(text: str, at: int) -> None:
     cleaner = TextCleaner()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ def merged(parts: list[Part]) -> list[Part]:
         if isinstance(part, CodeText) and isinstance(last, CodeText):
             out[-1] = CodeText(last.text + part.text)
         elif isinstance(part, Prose) and isinstance(last, Prose) and not part.starts_new:
-            out[-1] = Prose(last.text + part.text, last.starts_new)
+            out[-1] = replace(last, text=last.text + part.text)
         else:
             out.append(part)
     return out
@@ -89,9 +90,19 @@ def test_long_prose_goes_on_in_a_new_part_at_a_paragraph() -> None:
     assert "".join(part.text for part in parts if isinstance(part, Prose)) == paragraph * 12
 
 
-def test_a_list_is_never_cut() -> None:
-    items = "".join(f"- item {i} " + "x" * 80 + "\n\n  more of it\n\n" for i in range(40))
-    assert len(merged(split(items))) == 1
+def test_a_long_list_is_cut_only_before_an_item() -> None:
+    items = "".join(f"{i}. item " + "x" * 80 + "\n\n   more\n   - sub\n\n" for i in range(40))
+    parts = merged(split(items))
+    assert len(parts) > 5
+    for part in parts[1:]:
+        assert isinstance(part, Prose)
+        assert part.continues_list
+        assert part.text[0].isdigit()
+
+
+def test_a_number_in_running_text_starts_no_list() -> None:
+    text = ("word " * 20 + "\n") * 10 + "2023. was\n"
+    assert len(merged(split(text))) == 1
 
 
 @given(markdown, st.lists(st.integers(0, 80), max_size=5))
@@ -109,3 +120,14 @@ def test_every_opened_fence_is_closed_once(text: str) -> None:
         assert depth in (0, 1)
         assert isinstance(part, CodeText) <= (depth == 1)
     assert depth == 0
+
+
+@given(st.integers(1, 30), st.lists(st.integers(0, 3000), max_size=6))
+def test_where_a_long_list_arrives_in_pieces_makes_no_difference(
+    num_items: int, cuts: list[int]
+) -> None:
+    text = "".join(f"- item {i} with some words after it\n  - and one below\n" for i in range(30))
+    text = text[: num_items * 60]
+    places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
+    assert merged(split(*pieces)) == merged(split(text))

@@ -9,6 +9,7 @@ left only by the person's own key, never because a connection was lost.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +99,9 @@ class Chat(Vertical):
         self._show_state()
         self.call_after_refresh(self.client.start)
 
-    def on_unmount(self) -> None:
+    async def on_unmount(self) -> None:
         """End the client's thread."""
-        self.client.close()
+        await asyncio.to_thread(self.client.close)
 
     @on(Prompt.Submitted)
     async def ask(self, event: Prompt.Submitted) -> None:
@@ -257,8 +258,7 @@ class Chat(Vertical):
         served = next((m for m in models if m.get("id") == self._model), None) or (
             models[0] if models else {}
         )
-        own = served.get("chatrt")
-        self._num_context = own.get("max_context") if isinstance(own, dict) else None
+        self._num_context = served.get("max_context")
         self._model = self._model or served.get("id")
         self._show_state()
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 import re
 
 # A control string (OSC, DCS, SOS, PM, APC) ends at ST or BEL; a CSI ends at its final byte.
+# `unfinished` matches at the end of a text only, and is tried in the same pass: what is left of the
+# text behind a sequence that was taken out never joins what stood before it.
 _SEQUENCE = re.compile(
     r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|\x1b[ -/]*[0-Z\\`-~]"
-)
-_UNFINISHED = re.compile(
-    r"(?:(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*\x1b?"
-    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*"
-    r"|\x1b[ -/]*)\Z"
+    r"|\x1b[ -/]+[0-~]|\x1b[0-OQ-WYZ\\`-~]"
+    r"|(?P<unfinished>(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*\x1b?\Z"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z"
+    r"|\x1b[ -/]*\Z)"
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # A sequence longer than this is none: its text is shown, without the control characters.
@@ -35,13 +35,15 @@ class TextCleaner:
 
     def feed(self, piece: str) -> str:
         """The clean part of the text so far that was not returned before."""
-        text = _SEQUENCE.sub("", self._held + piece)
-        unfinished = _UNFINISHED.search(text)
-        self._held = ""
-        if unfinished is not None and len(unfinished.group()) <= _LONGEST_SEQUENCE:
-            self._held = unfinished.group()
-            text = text[: unfinished.start()]
-        return _CONTROL.sub("", text)
+        text, self._held = self._held + piece, ""
+        return _CONTROL.sub("", _SEQUENCE.sub(self._take_out, text))
+
+    def _take_out(self, found: re.Match[str]) -> str:
+        unfinished = found["unfinished"]
+        if unfinished is not None and len(unfinished) > _LONGEST_SEQUENCE:
+            return unfinished
+        self._held = unfinished or ""
+        return ""
 
     def finish(self) -> str:
         """What was still held back, at the end of the text."""

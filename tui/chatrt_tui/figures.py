@@ -74,7 +74,20 @@ def details(result: TurnResult) -> str:
             + " · ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in shown)
             + " ms"
         )
-    kv = _dict(timing, "kv")
+    lines += _token_lines(result)
+    gaps = _dict(timing, "gap_ms")
+    named = [
+        f"{name} {_short(gaps[name])}" for name in ("p50", "p95", "p99", "max") if name in gaps
+    ]
+    if named:
+        lines.append("gaps  " + " · ".join(named) + " ms")
+    lines += _draft_line(_dict(timing, "speculation"))
+    return "\n".join(lines)
+
+
+def _token_lines(result: TurnResult) -> list[str]:
+    lines = []
+    kv = _dict(result.timing, "kv")
     tokens = [
         f"{kv[key]} {word}"
         for key, word in (
@@ -90,14 +103,7 @@ def details(result: TurnResult) -> str:
         lines.append("tokens  " + " · ".join(tokens))
     if kv.get("miss_reason"):
         lines.append(f"cache miss  {kv['miss_reason']} at token {kv.get('first_divergence', '?')}")
-    gaps = _dict(timing, "gap_ms")
-    named = [
-        f"{name} {_short(gaps[name])}" for name in ("p50", "p95", "p99", "max") if name in gaps
-    ]
-    if named:
-        lines.append("gaps  " + " · ".join(named) + " ms")
-    lines += _draft_line(_dict(timing, "speculation"))
-    return "\n".join(lines)
+    return lines
 
 
 def _draft_line(speculation: Mapping[str, Any]) -> list[str]:

@@ -15,17 +15,25 @@ from typing import TypeAlias
 
 # Appending costs in proportion to a widget's text: past this length, prose goes on in a new one.
 PROSE_CHARS = 1500
+# A list is one block however long it is, and every append lays all of its items out again.
+LIST_CHARS = 250
 _LONGEST_FENCE_LINE = 200
 _OPENING = re.compile(r"( *)(`{3,}|~{3,})([^`\n]*)\Z")
+_ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)]) +\S")
+_MAYBE_ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)]?) *\Z")
 _CONTINUES_BLOCK = re.compile(r"\s|[-*+>|]|\d+[.)]")
 
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """Markdown text; `starts_new` when it begins a new part."""
+    """Markdown text; `starts_new` when it begins a new part.
+
+    `continues_list`: the part before ended inside a list, which goes on here.
+    """
 
     text: str
     starts_new: bool
+    continues_list: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,7 @@ class SegmentSplitter:
         self._prose_chars = 0
         self._in_prose = False
         self._after_blank = False
+        self._in_list = False
 
     def feed(self, piece: str) -> list[Part]:
         """The parts that `piece` adds or completes."""
@@ -106,6 +115,8 @@ class SegmentSplitter:
     def _undecided(self, line: str) -> bool:
         if self._fence is not None:
             return self._fence.may_be_closed_by(line)
+        if self._may_cut_list() and _MAYBE_ITEM.match(line) is not None:
+            return True
         bare = line.lstrip(" ")
         return bare in ("", "`", "``", "~", "~~") or (
             len(line) <= _LONGEST_FENCE_LINE and _OPENING.match(line) is not None
@@ -133,16 +144,26 @@ class SegmentSplitter:
                 text = text[min(indent, self._fence.indent) :]
             parts.append(CodeText(text))
             return
-        starts_new = not self._in_prose or (
+        item = not self._mid_line and _ITEM.match(text) is not None
+        cuts_list = item and self._may_cut_list()
+        starts_new = not self._in_prose or cuts_list or self._cuts_prose(text)
+        if not self._mid_line and text.strip() and not text.startswith(" "):
+            self._in_list = item
+        self._in_prose = True
+        self._prose_chars = len(text) + (0 if starts_new else self._prose_chars)
+        self._after_blank = not self._mid_line and not text.strip()
+        parts.append(Prose(text, starts_new, cuts_list))
+
+    def _may_cut_list(self) -> bool:
+        return self._in_prose and self._in_list and self._prose_chars > LIST_CHARS
+
+    def _cuts_prose(self, text: str) -> bool:
+        return (
             not self._mid_line
             and self._after_blank
             and self._prose_chars > PROSE_CHARS
             and _CONTINUES_BLOCK.match(text) is None
         )
-        self._in_prose = True
-        self._prose_chars = len(text) + (0 if starts_new else self._prose_chars)
-        self._after_blank = not self._mid_line and not text.strip()
-        parts.append(Prose(text, starts_new))
 
     def _close(self, parts: list[Part]) -> None:
         self._fence = None

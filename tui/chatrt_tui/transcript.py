@@ -61,6 +61,7 @@ class AnswerView(Vertical):
     AnswerView {
         height: auto;
         & > Markdown { padding: 0 2; }
+        & > Markdown.-goes-on > MarkdownBlock { margin-bottom: 0; }
         & > .figures { padding: 0 2; color: $text-disabled; height: auto; }
         & > .details { padding: 0 2 0 4; color: $text-muted; height: auto; display: none; }
     }
@@ -121,7 +122,9 @@ class AnswerView(Vertical):
 
     async def _show_part(self, part: Part) -> None:
         match part:
-            case Prose(text, starts_new):
+            case Prose(text, starts_new, continues_list):
+                if continues_list and self._last is not None:
+                    self._last.add_class("-goes-on")
                 if starts_new or self._stream is None:
                     await self._end_stream()
                     if not text.strip():

@@ -1,0 +1,194 @@
+"""Tables of a measurement for people.
+
+Knows: rich, which figures stand where. Does not know: how they were measured.
+Invariant: n stands beside every percentile, and a p99 of fewer than 100 values is greyed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from chatrt.bench.figures import P99_NEEDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import RenderableType
+
+    from chatrt.bench.bookkeeping import BookkeepingFigures
+    from chatrt.bench.figures import Distribution, SessionFigures
+    from chatrt.bench.sessions import TurnSample
+
+NO_VALUE = "-"
+_DEFINITIONS = (
+    "TTFT (client): request frame handed to the socket → first text delta read off the socket, "
+    "before parsing. Server: request read off the socket → first delta handed to the transport.",
+    "cold: nothing cached but the template's own start. warm: follow-up on a resident tip. "
+    "forked: branch of a shared prefix.",
+    "TPOT: (last token − first token) / (tokens − 1), server. "
+    "Chunk gap: between two deltas as they arrive, client; a chunk may hold several tokens.",
+    f"Percentiles are nearest-rank; p99 is greyed below n = {P99_NEEDS}.",
+)
+
+
+def sessions_report(
+    figures: SessionFigures,
+    samples: Sequence[TurnSample],
+    *,
+    per_session: bool,
+    notes: Sequence[str],
+) -> RenderableType:
+    """The tables of `bench sessions`; `notes` are said below them."""
+    parts: list[RenderableType] = [
+        _ttft_table(figures),
+        _tokens_table(figures),
+        _history_table(figures),
+        _stages_table(figures),
+    ]
+    if per_session:
+        parts.append(_turns_table(samples))
+    parts.extend(Text(line, style="red") for line in _failure_lines(figures))
+    parts.extend(Text(line, style="dim") for line in (*notes, *_DEFINITIONS))
+    return Group(*parts)
+
+
+def bookkeeping_report(
+    figures: Mapping[int, BookkeepingFigures], bars_us: Mapping[int, float]
+) -> RenderableType:
+    """The table of `bench bookkeeping`."""
+    table = _table("Bookkeeping of one step (µs, medians; model stubbed)")
+    for name in ("sessions", "plan", "batch", "commit", "together", "at most"):
+        table.add_column(name, justify="right")
+    for num_sessions, one in figures.items():
+        bar_us = bars_us.get(num_sessions)
+        over = bar_us is not None and one.total_us > bar_us
+        table.add_row(
+            str(num_sessions),
+            *(f"{value:.1f}" for value in (one.plan_us, one.batch_us, one.commit_us)),
+            Text(f"{one.total_us:.1f}", style="red" if over else ""),
+            NO_VALUE if bar_us is None else f"{bar_us:.0f}",
+        )
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+
+
+def _ttft_table(figures: SessionFigures) -> Table:
+    table = _table("Time to first token (ms)")
+    table.add_column("turns")
+    for name in ("n", "p50", "p95", "p99", "max", "server p50", "cached"):
+        table.add_column(name, justify="right")
+    for kind, ttft in figures.ttft_ms.items():
+        cached = figures.cached_fraction[kind]
+        table.add_row(
+            kind,
+            *_cells(ttft),
+            _ms(figures.server_ttft_ms[kind].p50),
+            NO_VALUE if cached is None else f"{cached:.1%}",
+        )
+    return table
+
+
+def _tokens_table(figures: SessionFigures) -> Table:
+    table = _table("Stream (ms)")
+    table.add_column("")
+    for name in ("n", "p50", "p95", "p99", "max"):
+        table.add_column(name, justify="right")
+    table.add_row("TPOT", *_cells(figures.tpot_ms))
+    table.add_row("chunk gap", *_cells(figures.gap_ms))
+    table.add_row("client TTFT - server TTFT", *_cells(figures.client_minus_server_ms))
+    return table
+
+
+def _history_table(figures: SessionFigures) -> Table:
+    table = _table("TTFT of follow-ups by history (ms)")
+    table.add_column("history tokens", justify="right")
+    for name in ("n", "p50", "p95", "p99", "max"):
+        table.add_column(name, justify="right")
+    for bucket in figures.ttft_by_history_tokens:
+        table.add_row(f"{bucket.from_tokens} to {bucket.to_tokens - 1}", *_cells(bucket.ttft_ms))
+    return table
+
+
+def _stages_table(figures: SessionFigures) -> Table:
+    table = _table("Stages of the server's TTFT (ms, medians)")
+    table.add_column("turns")
+    names = dict.fromkeys(name for stages in figures.stages_ms.values() for name in stages)
+    for name in names:
+        table.add_column(_stage(name), justify="right")
+    for kind, stages in figures.stages_ms.items():
+        table.add_row(kind, *(_ms(stages.get(name)) for name in names))
+    return table
+
+
+def _turns_table(samples: Sequence[TurnSample]) -> Table:
+    names = dict.fromkeys(name for sample in samples for name in sample.stages_ms)
+    table = _table("Turns (ms)")
+    headings = ("session", "turn", "kind", "history", "input", "cached", "typed ahead", "output")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "kind" else "right")
+    for heading in ("TTFT", "server", *map(_stage, names), "TPOT", "gap p50", "gap max"):
+        table.add_column(heading, justify="right")
+    for sample in sorted(samples, key=lambda s: (s.session_index, s.turn_index)):
+        table.add_row(*_turn_cells(sample, names), style="red" if sample.error else "")
+    return table
+
+
+def _turn_cells(sample: TurnSample, stages: Mapping[str, Any]) -> list[str]:
+    gaps = sample.gaps_ms
+    counts = (
+        sample.history_tokens,
+        sample.input_tokens,
+        sample.cached_tokens,
+        sample.typed_ahead_tokens,
+        sample.output_tokens,
+    )
+    return [
+        str(sample.session_index),
+        str(sample.turn_index),
+        sample.kind,
+        *map(str, counts),
+        _ms(sample.ttft_ms),
+        _ms(sample.server_ttft_ms),
+        *(_ms(sample.stages_ms.get(name)) for name in stages),
+        _ms(sample.tpot_ms),
+        _ms(statistics.median(gaps) if gaps else None),
+        _ms(max(gaps, default=None)),
+    ]
+
+
+def _failure_lines(figures: SessionFigures) -> list[str]:
+    lines = [f"{count} × {what}" for what, count in figures.failures.items()]
+    if figures.failed or figures.not_run:
+        planned = figures.turns + figures.failed + figures.not_run
+        lines.insert(
+            0, f"{figures.failed} of {planned} turns failed, {figures.not_run} were not run"
+        )
+    return lines
+
+
+def _cells(values: Distribution) -> list[str | Text]:
+    greyed = "dim" if values.n < P99_NEEDS else ""
+    return [
+        str(values.n),
+        _ms(values.p50),
+        _ms(values.p95),
+        Text(_ms(values.p99), style=greyed),
+        _ms(values.max),
+    ]
+
+
+def _stage(name: str) -> str:
+    return name.removesuffix("_ms").replace("_", " ")
+
+
+def _ms(value: float | None) -> str:
+    return NO_VALUE if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"

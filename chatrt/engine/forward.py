@@ -1,0 +1,65 @@
+"""From a step's plan to its logits: the rows of every turn in one pass of the target.
+
+Knows: planned rows, batches, the decoder, what a drafter wants to see of a pass.
+Does not know: what is done with the logits, events, where a turn stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chatrt.batch import NO_SAMPLES, BatchRows
+from chatrt.drafter import DraftRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from chatrt.batch import BatchBuilder
+    from chatrt.drafter import Drafter
+    from chatrt.kvcache import KVCache
+    from chatrt.models.decoder import Decoder
+    from chatrt.scheduler import Plan, PlannedRows
+    from chatrt.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The target model with all that one forward needs."""
+
+    decoder: Decoder
+    kv: KVCache
+    batches: BatchBuilder
+    tokenizer: Tokenizer
+
+    def forward(self, rows: Sequence[BatchRows], drafter: Drafter | None) -> list[Tensor]:
+        """One pass; `[samples, vocab]` logits for each sequence. The drafter sees the features."""
+        batch = self.batches.build(rows)
+        logits = self.decoder.forward(batch, self.kv)
+        if logits.features is not None and drafter is not None:
+            drafter.observe(logits.features, batch.meta.write_slots)
+        return [logits.values[r.start : r.stop] for r in batch.logit_ranges]
+
+
+def draft_requests(plan: Plan) -> list[DraftRequest]:
+    """What the plan allows to be drafted, for each of its sequences."""
+    return [
+        DraftRequest(
+            session_id=planned.entry.session.session_id,
+            token_ids=planned.entry.session.token_ids,
+            page_ids=planned.entry.session.page_ids,
+            max_tokens=planned.num_drafts,
+        )
+        for planned in plan.rows
+    ]
+
+
+def batch_rows(planned: PlannedRows, drafts: Sequence[int], *, sample: bool) -> BatchRows:
+    """Pending tokens and drafts of one sequence; sampled at the last pending one and each draft."""
+    session = planned.entry.session
+    num_pending = planned.num_rows - planned.num_drafts
+    token_ids = session.token_ids[planned.start : planned.start + num_pending]
+    wanted = range(num_pending - 1, num_pending + len(drafts)) if sample else NO_SAMPLES
+    return BatchRows([*token_ids, *drafts], planned.start, session.page_ids, wanted)

@@ -1,0 +1,137 @@
+"""Servers that end, kindly or not, and what their successors know."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.process import ServerProcess, environment, output_text, turn
+from tests.support import time_scale
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+KV = ("--kv-memory-bytes", "16MiB")
+
+
+class Servers:
+    """Starts servers of the tiny model, one after the other, on the same home."""
+
+    def __init__(self, model: Path, home: Path) -> None:
+        self.model = model
+        self.home = home
+        self.started: list[ServerProcess] = []
+
+    async def start(self, *flags: str) -> ServerProcess:
+        server = await asyncio.to_thread(
+            ServerProcess.start, self.home, str(self.model), *KV, *flags
+        )
+        self.started.append(server)
+        return server
+
+
+@pytest.fixture
+def servers(tiny_model_folder: Path, tmp_path: Path) -> Iterator[Servers]:
+    servers = Servers(tiny_model_folder, tmp_path / "home")
+    yield servers
+    for server in servers.started:
+        server.kill()
+
+
+async def test_sigterm_lets_the_answer_finish_and_a_new_server_continues_it(
+    servers: Servers,
+) -> None:
+    first = await servers.start()
+    async with first.caller() as caller:
+        await caller.create("hello", temperature=0, max_output_tokens=400)
+        await caller.until(["response.output_text.delta"])
+        first.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        await caller.create("too late", stream_id="late")
+        events = await caller.until(["response.incomplete"])
+        refused = [event for event in events if event["type"] == "error"]
+        assert [one["error"]["code"] for one in refused] == ["server_unavailable"]
+        ended = events[-1]["response"]
+        assert ended["usage"]["output_tokens"] == 400
+        assert await caller.until_closed() == 1012
+    assert await asyncio.to_thread(first.wait) == 0
+    assert not first.paths.server_record.exists()
+    second = await servers.start()
+    kept = await asyncio.to_thread(second.get, f"/v1/responses/{ended['id']}")
+    assert output_text(kept.body) == output_text(ended)
+    assert kept.body["usage"] == ended["usage"]
+    num_before = ended["usage"]["total_tokens"]
+    async with second.caller() as caller:
+        later = await turn(caller, "more", previous_response_id=ended["id"], max_output_tokens=5)
+        usage = later["response"]["usage"]
+        assert usage["input_tokens"] > num_before
+        assert usage["input_tokens_details"]["cached_tokens"] == 0
+        last = await turn(
+            caller, "more", previous_response_id=later["response"]["id"], max_output_tokens=5
+        )
+    cached = last["response"]["usage"]["input_tokens_details"]["cached_tokens"]
+    assert cached == usage["total_tokens"] - 1
+
+
+async def test_what_was_answered_before_kill_9_can_be_continued_after_it(
+    servers: Servers,
+) -> None:
+    first = await servers.start()
+    async with first.caller() as caller:
+        await caller.send({"type": "chatrt.conversation.create", "title": "kept"})
+        made = (await caller.until(["chatrt.conversation.created"]))[-1]["conversation"]["id"]
+        told = await turn(caller, "hello", conversation=made, max_output_tokens=20)
+        first.kill()  # in the same moment as the terminal event
+    second = await servers.start()
+    items = (await asyncio.to_thread(second.get, f"/v1/conversations/{made}/items")).body["data"]
+    assert items[1]["content"][0]["text"] == output_text(told["response"])
+    async with second.caller() as caller:
+        more = await turn(caller, "more", conversation=made, max_output_tokens=5)
+    response = more["response"]
+    assert response["previous_response_id"] in (None, told["response"]["id"])
+    assert response["usage"]["input_tokens"] > told["response"]["usage"]["total_tokens"]
+
+
+async def test_without_a_data_folder_the_server_chats_and_says_that_nothing_is_kept(
+    servers: Servers,
+) -> None:
+    servers.home.mkdir()
+    (servers.home / "data").write_text("a file where the folder should be", encoding="utf-8")
+    server = await servers.start()
+    async with server.caller() as caller:
+        ended = await turn(caller, "hello", max_output_tokens=3)
+        assert str(servers.home / "data") in ended["response"]["chatrt"]["store_error"]
+        more = await turn(
+            caller, "more", previous_response_id=ended["response"]["id"], max_output_tokens=3
+        )
+    usage = more["response"]["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] > 0
+    assert str(servers.home / "data") in server.log()
+    assert "Traceback" not in server.log()
+
+
+def test_a_port_in_use_is_a_sentence_and_exit_status_1(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [sys.executable, "-m", "chatrt", "serve", str(tiny_model_folder), "--port", port],
+            env=environment(tmp_path / "home"),
+            capture_output=True,
+            text=True,
+            timeout=60 * time_scale(),
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"chatrt: 127.0.0.1 port {port} is in use: stop what listens there or take another port"
+    )
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,179 @@
+"""The unmodified openai SDK against the real server with the default model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from chatrt.text.messages import Message
+from chatrt.text.prompt import PromptBuilder
+from chatrt.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from chatrt.models.files import ModelFiles
+    from tests.e2e.process import ServerProcess
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+GREEDY: Mapping[str, Any] = {"temperature": 0, "max_output_tokens": 24}
+PROMPTS = ("My name is Ada. Say hello.", "What is my name?", "Spell it.")
+
+
+def sdk(server: ServerProcess) -> AsyncOpenAI:
+    return AsyncOpenAI(api_key=server.api_key, base_url=server.base_url)
+
+
+async def finished(connection: Any) -> Any:
+    """The terminal response of the next answer, whose deltas must add up to its text."""
+    text = ""
+    async for event in connection:
+        assert event.type != "error", event
+        if event.type == "response.output_text.delta":
+            text += event.delta
+        if event.type in ("response.completed", "response.incomplete", "response.failed"):
+            assert event.response.output_text == text
+            return event.response
+    raise AssertionError("the connection ended before the answer did")
+
+
+async def test_follow_up_turns_reuse_all_but_the_template_delta_and_the_new_message(
+    server: ServerProcess, default_model_files: ModelFiles
+) -> None:
+    tokenizer = Tokenizer.load(default_model_files.tokenizer_dir)
+    builder = PromptBuilder(tokenizer)
+    previous: dict[str, Any] = {}
+    num_sequence = 0
+    async with sdk(server) as client, client.responses.connect() as connection:
+        for prompt in PROMPTS:
+            await connection.response.create(
+                model="smollm2-135m-instruct", input=prompt, **GREEDY, **previous
+            )
+            response = await finished(connection)
+            usage = response.usage
+            if previous:
+                # The delta ends the turn before, which a greedy end-of-turn did already.
+                delta = builder.follow_up([Message("user", prompt)], tip_ids=tip_ids)
+                assert usage.input_tokens == num_sequence + len(delta)
+                # The tip's last token was sampled but never fed to the model.
+                assert usage.input_tokens_details.cached_tokens == num_sequence - 1
+            else:
+                assert usage.input_tokens_details.cached_tokens == 0
+            assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+            assert response.chatrt["kv"]["reused_tokens"] == (
+                usage.input_tokens_details.cached_tokens
+            )
+            assert 0 < response.chatrt["ttft_ms"] < 60_000
+            num_sequence = usage.total_tokens
+            ended = response.status == "completed"
+            tip_ids = [tokenizer.encode("<|im_end|>")[0] if ended else 0]
+            previous = {"previous_response_id": response.id}
+
+
+def test_the_sync_sdk_chats_and_remembers(server: ServerProcess) -> None:
+    answers = []
+    previous: dict[str, Any] = {}
+    with (
+        OpenAI(api_key=server.api_key, base_url=server.base_url) as client,
+        client.responses.connect() as connection,
+    ):
+        for prompt in PROMPTS[:2]:
+            connection.response.create(input=prompt, **GREEDY, **previous)
+            for event in connection:
+                if event.type in ("response.completed", "response.incomplete"):
+                    answers.append(event.response.output_text)
+                    previous = {"previous_response_id": event.response.id}
+                    break
+    assert "Ada" in answers[1]
+
+
+test_the_sync_sdk_chats_and_remembers = pytest.mark.filterwarnings(
+    # The SDK opens its connection in a way that newer websockets warn about.
+    "ignore:connect\\(\\) must be used as a context manager"
+)(test_the_sync_sdk_chats_and_remembers)
+
+
+async def test_lanes_interleave_and_a_fork_continues_one_tip_twice(server: ServerProcess) -> None:
+    async with sdk(server) as client, client.responses.connect() as connection:
+        await connection.response.create(input=PROMPTS[0], **GREEDY)
+        root = await finished(connection)
+        for lane in ("a", "b"):
+            await connection.response.create(
+                input=PROMPTS[1], previous_response_id=root.id, stream_id=lane, **GREEDY
+            )
+        order: list[str] = []
+        done: dict[str, Any] = {}
+        while len(done) < 2:
+            event: Any = await connection.recv()
+            order.append(event.stream_id)
+            if event.type in ("response.completed", "response.incomplete"):
+                done[event.stream_id] = event.response
+    switches = sum(a != b for a, b in zip(order, order[1:], strict=False))
+    assert switches > 4, order
+    assert done["a"].output_text == done["b"].output_text
+    cached = [one.usage.input_tokens_details.cached_tokens for one in done.values()]
+    assert cached == [root.usage.total_tokens - 1] * 2
+
+
+async def test_a_cancelled_answer_is_a_usable_parent(server: ServerProcess) -> None:
+    async with sdk(server) as client, client.responses.connect() as connection:
+        await connection.response.create(input="Count to a hundred.", temperature=0)
+        text = ""
+        response_id = ""
+        async for event in connection:
+            if event.type == "response.created":
+                response_id = event.response.id
+            if event.type == "response.output_text.delta":
+                if not text:
+                    await connection.send_raw(
+                        f'{{"type": "response.cancel", "response_id": "{response_id}"}}'
+                    )
+                text += event.delta
+            if event.type == "response.incomplete":
+                break
+        assert event.type == "response.incomplete"
+        assert event.response.status == "cancelled"
+        assert event.response.incomplete_details is not None
+        assert event.response.incomplete_details.reason == "cancelled"  # type: ignore[comparison-overlap]
+        assert event.response.output_text == text
+        usage = event.response.usage
+        assert usage is not None
+        assert 0 < usage.output_tokens < 200
+        await connection.response.create(
+            input="Stop.", previous_response_id=response_id, **GREEDY
+        )
+        after = await finished(connection)
+    assert after.usage.input_tokens_details.cached_tokens >= usage.total_tokens - 1
+
+
+async def test_an_unknown_parent_is_an_error_code_and_the_connection_goes_on(
+    server: ServerProcess,
+) -> None:
+    async with sdk(server) as client, client.responses.connect() as connection:
+        await connection.response.create(input="x", previous_response_id="resp_nowhere")
+        event = await connection.recv()
+        assert event.type == "error"
+        assert event.error.code == "previous_response_not_found"
+        assert "resp_nowhere" in event.error.message
+        await connection.response.create(input="Say hi.", **GREEDY)
+        assert (await finished(connection)).output_text
+
+
+async def test_many_clients_of_the_sdk_at_once_each_get_their_own_answer(
+    server: ServerProcess,
+) -> None:
+    async def ask(word: str) -> str:
+        async with sdk(server) as client, client.responses.connect() as connection:
+            await connection.response.create(input=f"Repeat exactly: {word}", **GREEDY)
+            text: str = (await finished(connection)).output_text
+            return text
+
+    words = ("apple", "river", "purple", "winter")
+    answers = await asyncio.gather(*map(ask, words))
+    for word, answer in zip(words, answers, strict=True):
+        others = [other for other in words if other != word]
+        assert word in answer.lower()
+        assert not any(other in answer.lower() for other in others)
