@@ -2,7 +2,7 @@
 
 Knows: the engine's calls, one event loop. Does not know: sockets, conversations, tensors.
 Invariant: the engine is touched by its own thread alone; every submitted turn's sink gets exactly
-one FinishedEvent, on the loop's thread, whatever happens to the engine.
+one FinishedEvent, on the loop's thread, whatever happens to the engine or to another sink.
 Cost: one wake-up of the loop per step, however many turns it served.
 """
 
@@ -14,8 +14,9 @@ import queue
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
-from chatrt.errors import ChatrtError
-from chatrt.turn import FinishedEvent
+from chatrt.engine.report import refused
+from chatrt.errors import ChatrtError, ServerUnavailable
+from chatrt.turn import FinishedEvent, FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ class EngineHost:
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._sinks: dict[str, Sink] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="chatrt-engine", daemon=True)
 
     def start(self) -> None:
@@ -51,8 +53,12 @@ class EngineHost:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Let the current step finish and end the thread; running turns get no more events."""
+        """Let the current step finish, cancel every turn, and end the thread.
+
+        The turns' last events arrive before this returns. What is asked afterwards is refused.
+        """
         if self._thread.is_alive():
+            self._stopping = True
             self._commands.put(None)
             await asyncio.to_thread(self._thread.join)
 
@@ -62,7 +68,18 @@ class EngineHost:
         A request that the engine refuses ends with a FinishedEvent that carries the error.
         """
         self._sinks[request.response_id] = sink
-        self._commands.put(lambda engine: engine.submit(request))
+        if self._stopping:
+            asyncio.get_running_loop().call_soon(self._dispatch, [_failed(request, _ended())])
+            return
+
+        def command(engine: Engine) -> None:
+            try:
+                engine.submit(request)
+            except Exception as error:  # the edge of the thread: its sink is told
+                _log.exception("a turn could not be queued")
+                self._deliver([_failed(request, _as_chatrt_error(error))])
+
+        self._commands.put(command)
 
     def post(self, command: Command) -> None:
         """Run a call on the engine between two steps, without waiting for it."""
@@ -72,8 +89,10 @@ class EngineHost:
         """Run a call on the engine between two steps and wait for what it returns.
 
         Raises:
-            Whatever `function` raises.
+            Whatever `function` raises; ServerUnavailable once the host was told to stop.
         """
+        if self._stopping:
+            raise _ended()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -103,9 +122,17 @@ class EngineHost:
                 worked = self._engine.step()
             except Exception as error:  # the edge of the thread
                 _log.exception("the engine's step failed; its turns end, the engine goes on")
-                worked = False
-                self._engine.fail_all(_as_chatrt_error(error))
+                self._fail_all(_as_chatrt_error(error))
+                worked = self._engine.num_waiting > 0
             self._deliver(self._engine.take_events())
+        self._engine.cancel_all()
+        self._deliver(self._engine.take_events())
+
+    def _fail_all(self, error: ChatrtError) -> None:
+        try:
+            self._engine.fail_all(error)
+        except Exception:  # what is broken may break this too; the turns were reported before
+            _log.exception("sessions of failed turns could not be put away")
 
     def _take_commands(self, *, wait: bool) -> bool:
         """Run all queued commands, waiting for the first if asked; False when told to stop."""
@@ -136,8 +163,20 @@ class EngineHost:
                 sink = self._sinks.pop(event.response_id, None)
             else:
                 sink = self._sinks.get(event.response_id)
-            if sink is not None:
+            if sink is None:
+                continue
+            try:
                 sink(event)
+            except Exception:  # the edge of a callback: one turn's fault is not the others'
+                _log.exception("a turn's event could not be taken")
+
+
+def _failed(request: TurnRequest, error: ChatrtError) -> FinishedEvent:
+    return refused(request, FinishReason.FAILED, error=error, time_ns=request.stamps.tokenized_ns)
+
+
+def _ended() -> ServerUnavailable:
+    return ServerUnavailable("the engine has stopped; start the server again")
 
 
 def _as_chatrt_error(error: Exception) -> ChatrtError:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import platformdirs
 import pytest
 
+from chatrt.paths import Paths
 from tests.support import time_scale
 
 if TYPE_CHECKING:
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MAX_THREADS = 4  # tiny matrices on many cores spend their time waiting for each other
+# Where it stands before tests get a home of their own.
+USER_MODELS = Paths.find(os.environ).models
 
 
 def pytest_configure() -> None:
     # Read when torch is first imported, here and in the processes that tests start.
     os.environ.setdefault("OMP_NUM_THREADS", str(min(MAX_THREADS, os.cpu_count() or 1)))
+    # Threads that spin while they wait collapse where other processes want the cores too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
@@ -68,8 +72,7 @@ class ModelCache:
 def default_gguf() -> Path:
     """The default model's file: `CHATRT_TEST_GGUF`, else the one in the user's cache."""
     named = os.environ.get("CHATRT_TEST_GGUF")
-    cache = platformdirs.user_cache_path("chatrt", appauthor=False) / "models"
-    path = Path(named) if named else cache / DEFAULT_GGUF
+    path = Path(named) if named else USER_MODELS / DEFAULT_GGUF
     if not path.is_file():
         _no_model(f"the default model is not at {path} (chatrt pull, or CHATRT_TEST_GGUF)")
     return path

@@ -104,6 +104,6 @@ def _rounded(value: Any) -> Any:
             return round(value, 4)
         case dict():
             return {name: _rounded(one) for name, one in value.items()}
-        case list():
+        case list() | tuple():
             return [_rounded(one) for one in value]
     return value

@@ -7,7 +7,7 @@ Invariant: n stands beside every percentile, and a p99 of fewer than 100 values 
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group
@@ -130,19 +130,19 @@ def _stages_table(figures: SessionFigures) -> Table:
 
 
 def _turns_table(samples: Sequence[TurnSample]) -> Table:
-    names = dict.fromkeys(name for sample in samples for name in sample.stages_ms)
-    table = _table("Turns (ms)")
-    headings = ("session", "turn", "kind", "history", "input", "cached", "typed ahead", "output")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "kind" else "right")
-    for heading in ("TTFT", "server", *map(_stage, names), "TPOT", "gap p50", "gap max"):
-        table.add_column(heading, justify="right")
+    table = _table("Turns (ms; stages as in the table above, from left to right)")
+    counts = ("history", "input", "cached", "ahead", "output")
+    for heading in ("session", "turn", "kind", *counts, "TTFT", "server"):
+        table.add_column(heading, justify="left" if heading == "kind" else "right", no_wrap=True)
+    table.add_column("stages")  # the only column that a narrow terminal may wrap
+    for heading in ("TPOT", "gap p50", "gap max"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for sample in sorted(samples, key=lambda s: (s.session_index, s.turn_index)):
-        table.add_row(*_turn_cells(sample, names), style="red" if sample.error else "")
+        table.add_row(*_turn_cells(sample), style="red" if sample.error else "")
     return table
 
 
-def _turn_cells(sample: TurnSample, stages: Mapping[str, Any]) -> list[str]:
+def _turn_cells(sample: TurnSample) -> list[str]:
     gaps = sample.gaps_ms
     counts = (
         sample.history_tokens,
@@ -158,7 +158,7 @@ def _turn_cells(sample: TurnSample, stages: Mapping[str, Any]) -> list[str]:
         *map(str, counts),
         _ms(sample.ttft_ms),
         _ms(sample.server_ttft_ms),
-        *(_ms(sample.stages_ms.get(name)) for name in stages),
+        " ".join(map(_ms, sample.stages_ms.values())) or NO_VALUE,
         _ms(sample.tpot_ms),
         _ms(statistics.median(gaps) if gaps else None),
         _ms(max(gaps, default=None)),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from chatrt.settings import Resolved
 
 _EXIT_INTERRUPTED = 130
+_FILE_WIDTH = 140  # columns of a table that no terminal shows
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the JSON document only.")]
 SaveOption = Annotated[
@@ -305,8 +306,9 @@ def _show(
     if save is not None:
         save.write_text(encode_line(document) + "\n", encoding="utf-8")
     if not as_json:
-        Console().print(report)
-        if sys.stdout.isatty():
+        on_terminal = sys.stdout.isatty()
+        Console(width=None if on_terminal else _FILE_WIDTH).print(report)
+        if on_terminal:
             document = {name: value for name, value in document.items() if name != "samples"}
     typer.echo(encode_line(document))
 

@@ -19,6 +19,7 @@ import torch
 from chatrt.batch import BatchBuilder
 from chatrt.engine import Engine, EngineLimits, Target
 from chatrt.engine.costs import measure_costs
+from chatrt.errors import StoreError
 from chatrt.host import EngineHost
 from chatrt.kvcache import KVCache, MemoryPlan, plan_memory
 from chatrt.metrics import Metrics
@@ -172,7 +173,10 @@ def sampling_defaults(resolved: Resolved, name: str, model: Model) -> SamplingPa
 def build_service(
     runtime: Runtime, host: EngineHost, settings: Settings, database: Path | None
 ) -> ChatService:
-    """The service over a started host; conversations are kept in `database`, if there is one."""
+    """The service over a started host.
+
+    Conversations are kept in `database`: in memory only if there is none, or it cannot be used.
+    """
 
     def pool() -> dict[str, int]:
         figures = runtime.engine.sessions.figures()
@@ -186,7 +190,7 @@ def build_service(
     return ChatService(
         host,
         runtime.tokenizer,
-        Store.open(database) if database is not None else None,
+        _open_store(database),
         Metrics(runtime.model_name, pool),
         ServiceSettings(
             model=runtime.model_name,
@@ -198,6 +202,17 @@ def build_service(
             model_aliases=frozenset({settings.model}),
         ),
     )
+
+
+def _open_store(database: Path | None) -> Store | None:
+    """The conversation store; None where there is to be none, or, said in the log, can be none."""
+    if database is None:
+        return None
+    try:
+        return Store.open(database)
+    except StoreError as error:
+        _log.warning("%s; conversations are kept in memory only", error.message)
+        return None
 
 
 def _target(

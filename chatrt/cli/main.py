@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EXIT_RUNTIME = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_SPIN_COUNT = "100"
 
 # Each module has one `register(app)`; the order is that of `chatrt --help`.
 COMMANDS = (chat, run, serve, pull, models, bench, doctor, config, stop)
@@ -112,6 +113,9 @@ for command in COMMANDS:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line (that of the process by default) and returns its exit code."""
+    # Read when torch is loaded: threads that spin at a barrier collapse as soon as another process
+    # takes a core (a decode step was 4 to 6 times slower), so they spin briefly, then sleep.
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     try:
         app(args=None if arguments is None else list(arguments), prog_name="chatrt")
     except SystemExit as end:

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import logging
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from chatrt.server.settings import ServerSettings
     from chatrt.settings import Resolved, Settings
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 # How soon the network's thread gets the interpreter back from the engine's between two bytecodes.
 _SWITCH_INTERVAL_S = 0.0005
@@ -152,7 +154,9 @@ async def _serve(resolved: Resolved, paths: Paths) -> None:
         if work.done():
             await work
         await ended
-        await work
+        if service.ready():
+            await work
+        work.cancel()  # told to end while it was still loading
     finally:
         unregister_server(paths)
         if not ended.done():
@@ -173,10 +177,8 @@ async def _load_and_run(
 
     assert isinstance(service, DeferredService)
     settings = resolved.settings
-    files = await asyncio.to_thread(_fetch, settings, paths, report)
-    if ended.done():
-        return
-    runtime = await asyncio.to_thread(build_runtime, files, resolved, report)
+    files = await _in_daemon_thread(lambda: _fetch(settings, paths, report))
+    runtime = await _in_daemon_thread(lambda: build_runtime(files, resolved, report))
     host = EngineHost(runtime.engine)
     host.start()
     database = paths.database if settings.store else None
@@ -188,6 +190,27 @@ async def _load_and_run(
     finally:
         await host.stop()
         await built.close()
+
+
+async def _in_daemon_thread(function: Callable[[], T]) -> T:
+    """What the function returns; a process that ends does not wait for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(setter: Callable[[Any], None], value: object) -> None:
+        if not future.done():
+            setter(value)
+
+    def call() -> None:
+        try:
+            result = function()
+        except Exception as error:  # the edge of the thread: hand it to the caller
+            loop.call_soon_threadsafe(settle, future.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(settle, future.set_result, result)
+
+    threading.Thread(target=call, name="chatrt-load", daemon=True).start()
+    return await future
 
 
 def _fetch(settings: Settings, paths: Paths, report: Callable[[str], None]) -> ModelFiles:

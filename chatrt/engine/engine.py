@@ -203,6 +203,10 @@ class Engine:
                 self._start(request)
             except ChatrtError as error:
                 self._refuse(request, FinishReason.FAILED, error)
+            except Exception as error:  # our own fault: the step fails, but this turn ends too
+                reason = ChatrtError(f"the turn could not be started: {error}")
+                self._refuse(request, FinishReason.FAILED, reason)
+                raise
 
     def _start(self, request: TurnRequest) -> None:
         stamps = request.stamps

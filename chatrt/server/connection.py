@@ -302,6 +302,8 @@ class Connection:
             self._orphaned(log)
         tasks = [task for lane in self._lanes for task in lane.tasks]
         await asyncio.gather(*tasks, return_exceptions=True)
+        for lane in self._lanes:
+            self._service.leave(self._lane_key(lane.stream_id))
 
     def _orphaned(self, log: ResponseLog) -> None:
         """Abandon a log that is still unread after the grace period."""
@@ -312,13 +314,16 @@ class Connection:
             _abandon(self._service, log)
 
     def _context(self, stream_id: str | None, received_ns: int) -> CallContext:
-        connection_id = self._peer.connection_id
         return CallContext(
             key_id=self._peer.key_id,
-            connection_id=connection_id,
-            lane_key=connection_id if stream_id is None else f"{connection_id}/{stream_id}",
+            connection_id=self._peer.connection_id,
+            lane_key=self._lane_key(stream_id),
             received_ns=received_ns,
         )
+
+    def _lane_key(self, stream_id: str | None) -> str:
+        connection_id = self._peer.connection_id
+        return connection_id if stream_id is None else f"{connection_id}/{stream_id}"
 
     def _with_model(self, message: ResponseCreate) -> ResponseCreate:
         if message.model is not None or self._peer.model is None:

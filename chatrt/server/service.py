@@ -66,6 +66,10 @@ class Service(Protocol):
         """Nobody reads this response any more: cancel it. Harmless when it has ended."""
         ...
 
+    def leave(self, lane_key: str) -> None:
+        """The lane's connection is gone: drop what was typed ahead on it."""
+        ...
+
     async def response(self, response_id: str, key_id: str) -> dict[str, Any]:
         """The response object."""
         ...

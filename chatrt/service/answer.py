@@ -14,15 +14,16 @@ import msgspec
 
 from chatrt.errors import ChatrtError
 from chatrt.service.figures import turn_figures
-from chatrt.service.prompts import PREFILLED
+from chatrt.service.prompts import PREFILLED, transcript
 from chatrt.store import StoredTurn
 from chatrt.turn import FinishedEvent, FinishReason, KVFigures, TokensEvent, TurnKind
 from chatrt.wire.events import AnswerEvents, ResponseFields, Usage, logprob_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from chatrt.service.prompts import PlannedPrompt
+    from chatrt.text.messages import Message
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import EngineEvent, TokenLogprob, TurnRequest
     from chatrt.wire.log import ResponseLog
@@ -118,7 +119,6 @@ class Answer:
             delta_times_ns=self.delta_times_ns,
             first_sent_ns=self.log.first_sent_ns,
         )
-        messages = [{"role": m.role, "content": m.content} for m in self.planned.messages]
         return StoredTurn(
             response_id=self.request.response_id,
             parent_id=self.planned.parent_id,
@@ -126,7 +126,7 @@ class Answer:
             key_id=self.log.key_id,
             model=self.fields.model,
             instructions=self.fields.instructions,
-            input_json=_json(messages),
+            input_json=_messages_json(self.planned.messages),
             prompt_ids=tuple(self.planned.delta_ids),
             output_ids=event.output_ids,
             is_whole=self.planned.is_whole,
@@ -139,11 +139,15 @@ class Answer:
             seed=event.seed,
         )
 
-    def stored_whole(self, event: FinishedEvent) -> StoredTurn:
-        """The turn for the store when its parent is not there: a root with the whole sequence."""
+    def stored_whole(self, event: FinishedEvent, earlier: Sequence[StoredTurn]) -> StoredTurn:
+        """The turn for the store when its parent is not there: a root with all that was `earlier`.
+
+        Its messages are those of the whole chain, from which it can be rendered anew.
+        """
         return replace(
             self.stored(event),
             parent_id=None,
+            input_json=_messages_json([*transcript(earlier), *self.planned.messages]),
             prompt_ids=tuple(self.request.token_ids),
             is_whole=True,
         )
@@ -164,6 +168,10 @@ class Answer:
         token_bytes = self.tokenizer.token_bytes
         top = [(token_bytes(token_id, skip_special=False), value) for token_id, value in entry.top]
         return logprob_entry(token_bytes(entry.token_id, skip_special=False), entry.logprob, top)
+
+
+def _messages_json(messages: Sequence[Message]) -> str:
+    return _json([{"role": message.role, "content": message.content} for message in messages])
 
 
 def _json(value: object) -> str:

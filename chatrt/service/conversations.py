@@ -102,9 +102,9 @@ class Conversations:
         return [_body(one) for one in sorted(found, key=lambda one: -one.updated_at)]
 
     async def items(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
-        """The messages along the newest branch, oldest first."""
+        """The messages along the newest branch, oldest first, from behind a deleted turn on."""
         newest = await self.newest(conversation_id, key_id)
-        turns = [] if newest is None else await self._history.chain(newest, key_id)
+        turns = await self._history.known_chain(newest, key_id)
         return [item.as_dict() for turn in turns for item in turn_items(turn)]
 
     async def newest(self, conversation_id: str, key_id: str) -> str | None:
@@ -133,13 +133,26 @@ class Conversations:
     def ended(self, turn: StoredTurn) -> None:
         """A turn ended: it is its conversation's newest."""
         if turn.conversation_id is not None:
-            self._newest[turn.conversation_id] = turn.response_id
-            if turn.conversation_id in self._unstored:
-                key_id, old = self._unstored[turn.conversation_id]
-                self._unstored[turn.conversation_id] = (
-                    key_id,
-                    replace(old, updated_at=turn.created_at, last_response_id=turn.response_id),
-                )
+            self._set_newest(turn.conversation_id, turn.response_id, turn.created_at)
+
+    async def deleted(self, turn: StoredTurn) -> None:
+        """A turn was deleted: its conversation goes on behind the one before it."""
+        conversation_id = turn.conversation_id
+        if conversation_id is None or self._newest.get(conversation_id) != turn.response_id:
+            return
+        before = await self._history.known_chain(turn.parent_id, turn.key_id)
+        newest = before[-1].response_id if before else None
+        self._set_newest(conversation_id, newest, turn.created_at)
+
+    def _set_newest(self, conversation_id: str, newest: str | None, time_s: float) -> None:
+        if newest is None:
+            self._newest.pop(conversation_id, None)
+        else:
+            self._newest[conversation_id] = newest
+        if conversation_id in self._unstored:
+            key_id, old = self._unstored[conversation_id]
+            changed = replace(old, updated_at=time_s, last_response_id=newest)
+            self._unstored[conversation_id] = (key_id, changed)
 
     # Watchers ------------------------------------------------------------------------------------
 

@@ -68,16 +68,25 @@ class History:
             parent_id = turn.parent_id
         return chain[::-1]
 
+    async def known_chain(self, response_id: str | None, key_id: str) -> list[StoredTurn]:
+        """The turn and its ancestors up to one that was deleted, oldest first."""
+        chain: list[StoredTurn] = []
+        while response_id is not None:
+            turn = await self._find(response_id, key_id)
+            if turn is None:
+                break
+            chain.append(turn)
+            response_id = turn.parent_id
+        return chain[::-1]
+
     async def turn(self, response_id: str, key_id: str) -> StoredTurn:
         """One turn.
 
         Raises:
             NotFound: There is none of this id and key.
         """
-        turn = self._turns.get(response_id)
+        turn = await self._find(response_id, key_id)
         if turn is None:
-            turn = await asyncio.to_thread(self._load, response_id, key_id)
-        if turn is None or turn.key_id != key_id:
             raise NotFound(f"response {response_id} does not exist")
         return turn
 
@@ -91,6 +100,12 @@ class History:
         """Ids of the turns in memory that belong to a conversation."""
         turns = self._turns.values()
         return [turn.response_id for turn in turns if turn.conversation_id == conversation_id]
+
+    async def _find(self, response_id: str, key_id: str) -> StoredTurn | None:
+        turn = self._turns.get(response_id)
+        if turn is None:
+            return await asyncio.to_thread(self._load, response_id, key_id)
+        return turn if turn.key_id == key_id else None
 
     def _load(self, response_id: str, key_id: str) -> StoredTurn | None:
         return None if self._store is None else self._store.load_turn(response_id, key_id)

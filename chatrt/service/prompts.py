@@ -156,10 +156,9 @@ class PromptPlanner:
 
     def _retokenised(self, ask: Ask, chain: Sequence[StoredTurn]) -> list[int]:
         """The sequence from texts alone: another model's ids mean nothing here."""
-        messages = list(_system_messages(ask.instructions, None))
-        for turn in chain:
-            messages += [*stored_messages(turn), Message("assistant", turn.text)]
-        whole = replace(ask, messages=(*messages, *ask.messages), instructions=None)
+        front = _system_messages(ask.instructions, None)
+        messages = (*front, *transcript(chain), *ask.messages)
+        whole = replace(ask, messages=messages, instructions=None)
         return self._tail_ids(whole, first=True, tip_ids=())
 
     def _tail_ids(self, ask: Ask, *, first: bool, tip_ids: Sequence[int]) -> list[int]:
@@ -188,6 +187,14 @@ def sequence_ids(chain: Sequence[StoredTurn]) -> list[int]:
 def stored_messages(turn: StoredTurn) -> tuple[Message, ...]:
     """The messages that a turn asked with."""
     return tuple(Message(role, content) for role, content in input_messages(turn.input_json))
+
+
+def transcript(chain: Sequence[StoredTurn]) -> list[Message]:
+    """All messages of a chain, answers included, in order."""
+    messages: list[Message] = []
+    for turn in chain:
+        messages += [*stored_messages(turn), Message("assistant", turn.text)]
+    return messages
 
 
 def num_common(a: Sequence[int], b: Sequence[int]) -> int:

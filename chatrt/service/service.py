@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from chatrt.errors import ChatrtError, InvalidValue, ModelNotFound
@@ -134,7 +134,8 @@ class ChatService:
         )
         self._answers[response_id] = answer
         answer.events.start()
-        self._conversations.announce(answer.log, context.connection_id)
+        if ask.kind is not TurnKind.TYPED_AHEAD:
+            self._conversations.announce(answer.log, context.connection_id)
         self._host.submit(request, answer.on_event)
         return answer.log
 
@@ -158,8 +159,8 @@ class ChatService:
         """Nobody reads this response any more: cancel it."""
         self._host.post(lambda engine: engine.cancel(response_id))
 
-    def close_lane(self, lane_key: str) -> None:
-        """The lane is gone: what was typed ahead on it is dropped."""
+    def leave(self, lane_key: str) -> None:
+        """The lane's connection is gone: drop what was typed ahead on it."""
         self._host.post(lambda engine: engine.drop_lane(lane_key))
 
     async def response(self, response_id: str, key_id: str) -> dict[str, Any]:
@@ -175,10 +176,11 @@ class ChatService:
         if answer is not None and answer.log.key_id == key_id:
             await self.cancel(response_id, key_id)
             await answer.log_closed.wait()
-        await self._history.turn(response_id, key_id)
+        turn = await self._history.turn(response_id, key_id)
         if self._store is not None and self._history.is_on_disk(response_id, key_id):
             await asyncio.wrap_future(self._store.delete_turn(response_id, key_id))
         self._history.forget([response_id])
+        await self._conversations.deleted(turn)
         self._host.post(lambda engine: engine.forget([response_id]))
 
     # Conversations -------------------------------------------------------------------------------
@@ -199,7 +201,12 @@ class ChatService:
         self, message: ConversationSubscribe, context: CallContext, on_log: OnLog
     ) -> Callable[[], None]:
         """Call `on_log` for each response of the conversation; returns what ends that."""
-        running = [a.log for a in self._answers.values() if a.log.conversation_id == message.id]
+        running = [
+            answer.log
+            for answer in self._answers.values()
+            if answer.log.conversation_id == message.id
+            and answer.request.kind is not TurnKind.TYPED_AHEAD
+        ]
         return await self._conversations.subscribe(
             message.id, context.key_id, context.connection_id, on_log, running
         )
@@ -268,7 +275,7 @@ class ChatService:
                 f"max_output_tokens is {asked}, this server allows at most {cap}",
                 param="max_output_tokens",
             )
-        return sampling
+        return sampling if asked is not None else replace(sampling, max_output_tokens=cap)
 
     def _ask(self, message: ResponseCreate, sampling: SamplingParams) -> Ask:
         kind = TurnKind.ANSWER
@@ -338,7 +345,7 @@ class ChatService:
         wanted = self._store is not None and answer.fields.store
         parent_id, key_id = turn.parent_id, turn.key_id
         if wanted and parent_id is not None and not self._history.is_on_disk(parent_id, key_id):
-            turn = answer.stored_whole(event)
+            turn = answer.stored_whole(event, await self._history.known_chain(parent_id, key_id))
         self._history.add(turn, on_disk=False)
         self._conversations.ended(turn)
         if not wanted:

@@ -81,6 +81,7 @@ def _tiny_target(
     # With the embedding as its head a random model repeats its last token, whatever the history.
     generator = torch.Generator().manual_seed(seed + 1)
     head = torch.randn(config.vocab_size, config.hidden_size, generator=generator) / 2
+    head[128:256] = 0  # bytes that are no characters by themselves; nearly always text comes out
     kv = KVCache.allocate(
         num_layers=config.num_layers,
         num_pages=num_pages,

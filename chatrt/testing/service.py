@@ -80,6 +80,7 @@ class ScriptedService:
         self.responses: dict[str, ScriptedResponse] = {}
         self.paused: list[str] = []
         self.resumed: list[str] = []
+        self.left: list[str] = []
         self.abandoned: list[str] = []
         self.is_ready = is_ready
         self._script = script
@@ -130,6 +131,10 @@ class ScriptedService:
         self.abandoned.append(response_id)
         self.responses[response_id].cancelled.set()
         self.responses[response_id].unpaused.set()
+
+    def leave(self, lane_key: str) -> None:
+        """Remember that the lane's connection is gone."""
+        self.left.append(lane_key)
 
     async def response(self, response_id: str, key_id: str) -> dict[str, Any]:
         """The response object."""

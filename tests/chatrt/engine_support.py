@@ -19,8 +19,8 @@ MARGIN = 1e-3
 class ColdRuns:
     """Runs requests on an engine that never reuses anything: each under a salt of its own."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._engine = tiny_engine(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, *, max_context: int = 256) -> None:
+        self._engine = tiny_engine(tokenizer, max_context=max_context)
         self._salts = itertools.count()
         self._known: dict[tuple[object, ...], Outcome] = {}
 

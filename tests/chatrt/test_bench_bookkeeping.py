@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import pytest
 
 from chatrt.bench.bookkeeping import BARS_US, BookkeepingFigures, measure
+from tests.support import time_scale
 
 
-@pytest.mark.parametrize("num_sessions", BARS_US)
-def test_the_bookkeeping_of_a_step_stays_under_its_bar(num_sessions: int) -> None:
-    # Twice the bar: tests share the machine with others. `chatrt bench` holds the bar itself.
-    scale = 2 * float(os.environ.get("CHATRT_TEST_TIME_SCALE", "1"))
-    assert measure(num_sessions, 60).total_us <= BARS_US[num_sessions] * scale
+@pytest.mark.parametrize(("num_sessions", "bar_us"), BARS_US.items())
+def test_the_bookkeeping_of_a_step_stays_under_its_bar(num_sessions: int, bar_us: float) -> None:
+    assert measure(num_sessions, 60).total_us <= bar_us * time_scale()
+
+
+def test_the_bars_are_the_designs() -> None:
+    assert BARS_US == {1: 100.0, 64: 1000.0}
 
 
 def test_the_figures_are_medians_of_the_clock_that_is_passed() -> None:

@@ -44,16 +44,20 @@ def cold(tokenizer: Tokenizer) -> ColdRuns:
 def test_an_arrival_waits_for_pages_and_the_running_stream_is_not_touched(
     tokenizer: Tokenizer, cold: ColdRuns
 ) -> None:
-    engine = tiny_engine(tokenizer, num_pages=6)
+    engine = tiny_engine(tokenizer, num_pages=5)
     running = turn_request("running", tokenizer.encode("x" * 30), sampling=LONG)
-    arrival = turn_request("arrival", tokenizer.encode("y" * 60), sampling=LONG)
+    arrival = turn_request("arrival", tokenizer.encode("y" * 60))
     engine.submit(replace(running))
     engine.step()
     engine.submit(replace(arrival))
-    order = [event.response_id for event in run_until_idle(engine)]
+    events = run_until_idle(engine)
+    order = [event.response_id for event in events]
     assert order == sorted(order, reverse=True), "the arrival began after the stream had ended"
+    found = outcomes(events)
+    cold.assert_equal(running, found["running"])
+    cold.assert_equal(arrival, found["arrival"])
     engine.forget(["running", "arrival"])
-    assert engine.sessions.num_free == 6
+    assert engine.sessions.num_free == 5
 
 
 def test_a_prompt_that_does_not_fit_alone_is_refused_with_the_numbers(

@@ -29,14 +29,14 @@ LANES = ("one", "two")
 
 with tempfile.TemporaryDirectory() as _folder:
     TOKENIZER = tiny_tokenizer(Path(_folder))
-COLD = ColdRuns(TOKENIZER)
+COLD = ColdRuns(TOKENIZER, max_context=MAX_CONTEXT)
 
 texts = st.sampled_from(TEXTS)
 samplings = st.builds(
     SamplingParams,
     temperature=st.just(0.0),
     max_output_tokens=st.sampled_from([1, 2, 7, 20]),
-    stop=st.sampled_from([(), ("t", "\n"), ("ld",), ("wor", "\ufffd\ufffd\ufffd")]),
+    stop=st.sampled_from([(), ("t", "\n"), ("ld",), ("wor", "hel", "e")]),
     frequency_penalty=st.sampled_from([0.0, 1.5]),
 )
 drafts = st.sampled_from([0, 1, 3, 6])
@@ -171,7 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
     def drop_lane(self, lane: str) -> None:
         self.engine.drop_lane(lane)
 
-    @rule(num_steps=st.integers(1, 12))
+    @rule(num_steps=st.sampled_from([1, 2, 5, 12, 30]))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             self.engine.step()
@@ -195,17 +195,16 @@ class EngineMachine(RuleBasedStateMachine):
             if outcome.token_ids:
                 whole = end.reason not in (FinishReason.FAILED, FinishReason.CANCELLED)
                 COLD.assert_equal(request, outcome, whole=whole)
-            if end.reason is FinishReason.CANCELLED or end.stop_string is not None:
+            cut = end.reason is FinishReason.CANCELLED or end.stop_string is not None
+            if cut and "\ufffd" not in end.text:
                 assert TOKENIZER.decode(end.output_ids) == end.text
         else:
             assert not end.text
-        if end.kv.computed_tokens and end.reason is not FinishReason.CANCELLED:
-            if end.reason is not FinishReason.FAILED:
-                computed = end.kv.reused_tokens + end.kv.computed_tokens
-                assert computed == len(request.token_ids)
-        if request.kind is not TurnKind.TYPED_AHEAD and end.reason is not FinishReason.FAILED:
-            if request.token_ids:
-                self.parents.append(request.response_id)
+        failed = end.reason is FinishReason.FAILED
+        if end.kv.computed_tokens and not failed and end.reason is not FinishReason.CANCELLED:
+            assert end.kv.reused_tokens + end.kv.computed_tokens == len(request.token_ids)
+        if request.kind is not TurnKind.TYPED_AHEAD and request.token_ids and not failed:
+            self.parents.append(request.response_id)
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

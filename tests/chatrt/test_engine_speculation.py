@@ -21,7 +21,7 @@ from chatrt.testing.engine import (
 )
 from chatrt.testing.tokenizer import IM_END, tiny_tokenizer
 from chatrt.turn import FinishReason
-from chatrt_drafts import NgramDrafter
+from chatrt_drafts.ngram import NgramDrafter
 from tests.chatrt.engine_support import ColdRuns
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def test_a_wrong_drafter_costs_steps_and_nothing_else(tokenizer: Tokenizer, cold
     assert figures.accepted == 0
     assert figures.steps == figures.emitted == 32
     assert figures.accepted_per_position == (0, 0, 0, 0, 0)
-    session_ids = list(drafter.committed)
-    assert drafter.committed == {session_ids[0]: len(request.token_ids) + 32}
+    # The last step drafts nothing, for want of room.
+    assert list(drafter.committed.values()) == [len(request.token_ids) + 31]
     engine.forget(["a"])
     assert engine.sessions.num_free == 64
 

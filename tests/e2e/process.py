@@ -17,7 +17,6 @@ import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from websockets.asyncio.client import connect
@@ -30,6 +29,7 @@ from tests.support import time_scale
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
 START_TIMEOUT_S = 60.0
 _POLL_S = 0.05

@@ -71,7 +71,9 @@ async def test_when_conversations_are_deleted_every_page_is_free_again(
             made.append(await conversation(caller))
             for text in (words, "and more " * 20):
                 await turn(caller, text, conversation=made[-1], max_output_tokens=20)
-        await caller.create("a long one", conversation=made[0], max_output_tokens=LONG, temperature=0)
+        await caller.create(
+            "a long one", conversation=made[0], max_output_tokens=LONG, temperature=0
+        )
         await until_delta(caller)
         if how == "reset":
             await reset(caller)
@@ -80,9 +82,7 @@ async def test_when_conversations_are_deleted_every_page_is_free_again(
             assert (await caller.until())[-1]["response"]["status"] == "cancelled"
     assert (await asyncio.to_thread(tiny_server.pages))["held"] > 0
     for conversation_id in made:
-        reply = await asyncio.to_thread(
-            tiny_server.delete, f"/v1/conversations/{conversation_id}"
-        )
+        reply = await asyncio.to_thread(tiny_server.delete, f"/v1/conversations/{conversation_id}")
         assert reply.status == 200
         assert reply.body["deleted"] is True
 
@@ -148,9 +148,7 @@ async def test_a_conversation_can_be_listed_renamed_read_and_deleted(
     for method, rest in (("GET", "/items"), ("DELETE", "")):
         gone = await asyncio.to_thread(tiny_server.get, path + rest, method=method)
         assert gone.status == 404
-    response = await asyncio.to_thread(
-        tiny_server.get, f"/v1/responses/{ended['response']['id']}"
-    )
+    response = await asyncio.to_thread(tiny_server.get, f"/v1/responses/{ended['response']['id']}")
     assert response.status == 404
 
 
@@ -169,7 +167,9 @@ async def test_a_client_that_never_reads_does_not_hold_up_another(
 ) -> None:
     async with tiny_server.caller(max_queue=1) as lazy, tiny_server.caller() as caller:
         for lane in range(8):
-            await lazy.create("a long one", stream_id=f"lane{lane}", temperature=0, max_output_tokens=400)
+            await lazy.create(
+                "a long one", stream_id=f"lane{lane}", temperature=0, max_output_tokens=400
+            )
         ended = await turn(caller, "hello", max_output_tokens=50)
         assert ended["response"]["usage"]["output_tokens"] == 50
         texts: dict[str, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,6 +48,7 @@ async def test_follow_up_turns_reuse_all_but_the_template_delta_and_the_new_mess
     builder = PromptBuilder(tokenizer)
     previous: dict[str, Any] = {}
     num_sequence = 0
+    tip_ids: list[int] = []
     async with sdk(server) as client, client.responses.connect() as connection:
         for prompt in PROMPTS:
             await connection.response.create(
@@ -68,32 +70,37 @@ async def test_follow_up_turns_reuse_all_but_the_template_delta_and_the_new_mess
             )
             assert 0 < response.chatrt["ttft_ms"] < 60_000
             num_sequence = usage.total_tokens
-            ended = response.status == "completed"
-            tip_ids = [tokenizer.encode("<|im_end|>")[0] if ended else 0]
+            tip_ids = tokenizer.encode("<|im_end|>" if response.status == "completed" else "x")
             previous = {"previous_response_id": response.id}
 
 
-def test_the_sync_sdk_chats_and_remembers(server: ServerProcess) -> None:
-    answers = []
-    previous: dict[str, Any] = {}
+# The SDK opens its connection in a way that newer websockets warn about.
+@pytest.mark.filterwarnings("ignore:connect\\(\\) must be used as a context manager")
+def test_a_follow_up_of_the_sync_sdk_says_what_the_whole_conversation_sent_at_once_would(
+    server: ServerProcess,
+) -> None:
     with (
         OpenAI(api_key=server.api_key, base_url=server.base_url) as client,
         client.responses.connect() as connection,
     ):
-        for prompt in PROMPTS[:2]:
-            connection.response.create(input=prompt, **GREEDY, **previous)
+
+        def ask(asked: Any, **fields: Any) -> Any:
+            connection.response.create(input=asked, **GREEDY, **fields)
             for event in connection:
                 if event.type in ("response.completed", "response.incomplete"):
-                    answers.append(event.response.output_text)
-                    previous = {"previous_response_id": event.response.id}
-                    break
-    assert "Ada" in answers[1]
+                    return event.response
+            raise AssertionError("the connection ended before the answer did")
 
-
-test_the_sync_sdk_chats_and_remembers = pytest.mark.filterwarnings(
-    # The SDK opens its connection in a way that newer websockets warn about.
-    "ignore:connect\\(\\) must be used as a context manager"
-)(test_the_sync_sdk_chats_and_remembers)
+        first = ask(PROMPTS[0])
+        follow_up = ask(PROMPTS[1], previous_response_id=first.id)
+        items = [
+            {"role": "user", "content": PROMPTS[0]},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": PROMPTS[1]},
+        ]
+        at_once = ask(items)
+    assert follow_up.output_text == at_once.output_text != first.output_text
+    assert follow_up.usage.input_tokens == at_once.usage.input_tokens
 
 
 async def test_lanes_interleave_and_a_fork_continues_one_tip_twice(server: ServerProcess) -> None:
@@ -111,7 +118,7 @@ async def test_lanes_interleave_and_a_fork_continues_one_tip_twice(server: Serve
             order.append(event.stream_id)
             if event.type in ("response.completed", "response.incomplete"):
                 done[event.stream_id] = event.response
-    switches = sum(a != b for a, b in zip(order, order[1:], strict=False))
+    switches = sum(a != b for a, b in itertools.pairwise(order))
     assert switches > 4, order
     assert done["a"].output_text == done["b"].output_text
     cached = [one.usage.input_tokens_details.cached_tokens for one in done.values()]
@@ -142,9 +149,7 @@ async def test_a_cancelled_answer_is_a_usable_parent(server: ServerProcess) -> N
         usage = event.response.usage
         assert usage is not None
         assert 0 < usage.output_tokens < 200
-        await connection.response.create(
-            input="Stop.", previous_response_id=response_id, **GREEDY
-        )
+        await connection.response.create(input="Stop.", previous_response_id=response_id, **GREEDY)
         after = await finished(connection)
     assert after.usage.input_tokens_details.cached_tokens >= usage.total_tokens - 1
 

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+
+from chatrt.bench.bookkeeping import BookkeepingFigures
+from chatrt.bench.figures import session_figures
+from chatrt.bench.report import bookkeeping_report, sessions_report
+from chatrt.bench.sessions import TurnSample
+
+
+def sample(turn_index: int, **fields: object) -> TurnSample:
+    known: dict[str, object] = {
+        "session_index": 0,
+        "turn_index": turn_index,
+        "kind": "warm" if turn_index else "cold",
+        "started_ms": 0.0,
+        "status": "completed",
+        "history_tokens": 300 * turn_index,
+        "input_tokens": 40,
+        "cached_tokens": 30 * turn_index,
+        "ttft_ms": 12.345,
+        "server_ttft_ms": 11.5,
+        "stages_ms": {"queue_ms": 1.0, "prefill_ms": 10.5},
+        "gaps_ms": (4.0, 5.0),
+    }
+    return TurnSample(**(known | fields))  # type: ignore[arg-type]
+
+
+def printed(report: RenderableType, *, styled: bool = False) -> str:
+    console = Console(width=140, force_terminal=styled, color_system="standard" if styled else None)
+    with console.capture() as capture:
+        console.print(report)
+    return capture.get()
+
+
+def report(samples: list[TurnSample], *, per_session: bool = False) -> RenderableType:
+    figures = session_figures(samples, num_planned=4)
+    return sessions_report(figures, samples, per_session=per_session, notes=["a note"])
+
+
+def line_of(text: str, start: str) -> list[str]:
+    (line,) = [one for one in text.splitlines() if one.strip().startswith(start)]
+    return line.split()
+
+
+def test_a_row_of_ttft_has_n_percentiles_and_the_cached_share() -> None:
+    text = printed(report([sample(0), sample(1)]))
+    (row,) = [one for one in text.splitlines() if "75.0%" in one]
+    assert row.split() == ["warm", "1", "12.3", "12.3", "12.3", "12.3", "11.5", "75.0%"]
+    assert "a note" in text
+
+
+def test_kinds_without_turns_show_dashes_and_no_numbers() -> None:
+    rows = [one.split() for one in printed(report([sample(0)])).splitlines()]
+    assert ["forked", "0", "-", "-", "-", "-", "-", "-"] in rows
+
+
+def test_history_is_shown_in_buckets() -> None:
+    text = printed(report([sample(0), sample(1)]))
+    assert line_of(text, "256 to 511")[3] == "1"
+
+
+def test_failures_and_turns_that_never_ran_are_said() -> None:
+    failed = sample(1, status="failed", error="kv_exhausted: need 2 pages")
+    text = printed(report([sample(0), failed]))
+    assert "1 of 4 turns failed, 2 were not run" in text
+    assert "1 × kv_exhausted: need 2 pages" in text
+
+
+def test_every_turn_is_listed_on_request_only() -> None:
+    samples = [sample(0), sample(1)]
+    assert "Turns (ms" not in printed(report(samples))
+    listed = printed(report(samples, per_session=True))
+    assert "1.00 10.5" in listed
+    assert line_of(listed, "0      1")[:5] == ["0", "1", "warm", "300", "40"]
+
+
+def test_a_p99_of_few_values_is_greyed_and_one_of_many_is_not() -> None:
+    few = [sample(1, gaps_ms=(4.0,) * 99)]
+    many = [sample(1, gaps_ms=(4.0,) * 100)]
+    dim = "\x1b[2m4.00\x1b[0m"
+
+    def gap_row(samples: list[TurnSample]) -> str:
+        text = printed(report(samples), styled=True)
+        return next(line for line in text.splitlines() if "chunk gap" in line)
+
+    assert dim in gap_row(few)
+    assert dim not in gap_row(many)
+
+
+def test_bookkeeping_stands_beside_its_bar() -> None:
+    figures = {1: BookkeepingFigures(5.0, 40.0, 2.0, 47.25)}
+    text = printed(bookkeeping_report(figures, {1: 100.0}))
+    assert line_of(text, "1 ") == ["1", "5.0", "40.0", "2.0", "47.2", "100"]

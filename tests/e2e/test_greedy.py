@@ -1,0 +1,141 @@
+"""Greedy text of the real server: equal to transformers', and the same alone and in company."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.process import turn
+from tests.support import time_scale
+
+if TYPE_CHECKING:
+    from chatrt.models.files import ModelFiles
+    from tests.e2e.process import ServerProcess
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+NUM_TOKENS = 48
+MIN_IDENTICAL = 18
+PARITY_MARGIN = 0.05  # top-2 margin of log-probabilities below which two floats may disagree
+COMPANY_MARGIN = 1e-3
+END_OF_TURN = "<|im_end|>"
+
+PROMPTS = (
+    "What is the capital of France?",
+    "Write a haiku about the sea.",
+    "List three primary colours.",
+    "Explain photosynthesis in one sentence.",
+    "def fibonacci(n):",
+    "Translate to Spanish: good morning, my friend.",
+    "What is 17 + 25?",
+    "Tell me a joke about a cat.",
+    "Who wrote Romeo and Juliet?",
+    "Summarise: The quick brown fox jumps over the lazy dog while the farmer sleeps.",
+    "Why is the sky blue?",
+    "Give me a recipe for pancakes.",
+    "Wie heißt die Hauptstadt von Österreich?",
+    "日本の首都はどこですか?",
+    "Rewrite in upper case: hello world",
+    "Name a planet with rings. 🪐",
+    "Write an SQL query that counts the users.",
+    "   leading and trailing spaces   ",
+    "What comes after Monday?\n\nAnd before Friday?",
+    "Continue the story: Once upon a time, a dragon lived in a library.",
+)
+
+Tokens = list[dict[str, Any]]
+"""The answer's log-probability entries: each token with its likeliest alternatives."""
+
+
+async def answer(server: ServerProcess, text: str, *, num_tokens: int = NUM_TOKENS) -> Tokens:
+    """The tokens of a greedy answer, on a connection of its own."""
+    async with server.caller() as caller:
+        ended = await turn(
+            caller,
+            text,
+            max_output_tokens=num_tokens,
+            top_logprobs=2,
+            include=["message.output_text.logprobs"],
+        )
+    tokens: Tokens = ended["response"]["output"][0]["content"][0]["logprobs"]
+    assert len(tokens) == ended["response"]["usage"]["output_tokens"]
+    return tokens
+
+
+def margin(token: dict[str, Any]) -> float:
+    """How far the likeliest token is ahead of the second, in log-probability."""
+    best, second = (one["logprob"] for one in token["top_logprobs"])
+    return float(best - second)
+
+
+def token_bytes(tokens: Tokens) -> list[bytes]:
+    return [bytes(token["bytes"]) for token in tokens]
+
+
+def first_difference(a: list[bytes], b: list[bytes]) -> int | None:
+    """Where two answers part; None if they are equal. A shorter one parts at its end."""
+    if a == b:
+        return None
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(map(len, (a, b)))
+    )
+
+
+def reference_answers(files: ModelFiles) -> list[list[bytes]]:
+    """Greedy tokens of transformers' own model, dequantised by its own reader."""
+    import torch
+
+    from chatrt.text.messages import Message
+    from chatrt.text.prompt import PromptBuilder
+    from chatrt.text.tokenizer import Tokenizer
+    from tests.chatrt.test_models_parity import dequantised_by_transformers
+
+    tokenizer = Tokenizer.load(files.tokenizer_dir)
+    builder = PromptBuilder(tokenizer)
+    model = dequantised_by_transformers(files.path)
+    (end_id,) = tokenizer.encode(END_OF_TURN)
+    answers = []
+    for text in PROMPTS:
+        prompt = builder.first_prompt([Message("user", text)])
+        with torch.inference_mode():
+            ids = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                do_sample=False,
+                max_new_tokens=NUM_TOKENS,
+                eos_token_id=end_id,
+                pad_token_id=end_id,
+            )
+        new = ids[0, len(prompt) :].tolist()
+        answers.append([tokenizer.token_bytes(one, skip_special=False) for one in new])
+    return answers
+
+
+@pytest.mark.timeout(400)
+async def test_greedy_text_is_that_of_transformers(
+    server: ServerProcess, default_model_files: ModelFiles
+) -> None:
+    found = [await answer(server, text) for text in PROMPTS]
+    expected = await asyncio.to_thread(reference_answers, default_model_files)
+    different: dict[str, float] = {}
+    for text, tokens, reference in zip(PROMPTS, found, expected, strict=True):
+        where = first_difference(token_bytes(tokens), reference)
+        if where is not None:
+            different[text] = margin(tokens[min(where, len(tokens) - 1)])
+    assert len(PROMPTS) - len(different) >= MIN_IDENTICAL, different
+    assert all(one < PARITY_MARGIN for one in different.values()), different
+
+
+async def test_eight_conversations_at_once_each_say_what_they_say_alone(
+    server: ServerProcess,
+) -> None:
+    texts = PROMPTS[:8]
+    alone = [await answer(server, text, num_tokens=32) for text in texts]
+    async with asyncio.timeout(100 * time_scale()):
+        together = await asyncio.gather(*(answer(server, text, num_tokens=32) for text in texts))
+    for text, one, other in zip(texts, alone, together, strict=True):
+        where = first_difference(token_bytes(one), token_bytes(other))
+        if where is not None:
+            assert margin(one[where]) < COMPANY_MARGIN, text
