@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from chatrt.session import Session, SessionManager
 
 
+# A step with a prefill chunk may always take this many times as long as its decodes alone.
+_LEAST_STRETCH = 1.5
+
+
 class Work(IntEnum):
     """What an entry's next rows are for; lower goes first."""
 
@@ -280,12 +284,18 @@ class Scheduler:
     def _rows_in_gap(self, step: _Step, session: Session, most: int) -> int:
         """The longest chunk, up to `most` rows, that keeps the step within the gap budget.
 
-        The step's first chunk has at least one row, so that no prompt waits forever.
+        The step's first chunk has at least one row, so that no prompt waits forever. Where the
+        decodes alone (nearly) use the budget up, a chunk may still make the step half as long
+        again: one row a step would keep a prompt waiting for minutes and help no stream.
         """
         max_gap_ms = self._limits.max_gap_ms
         if max_gap_ms is None or step.decode_rows == 0:
             return most
         context = step.context + session.num_computed
+        decode_ms = self._cost_model.step_ms(
+            decode_rows=step.decode_rows, prefill_rows=0, context=step.context
+        )
+        budget_ms = max(max_gap_ms, _LEAST_STRETCH * decode_ms)
         fits, too_many = (0 if step.prefill_rows else 1), most + 1
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
@@ -294,7 +304,7 @@ class Scheduler:
                 prefill_rows=step.prefill_rows + middle,
                 context=context,
             )
-            if step_ms <= max_gap_ms:
+            if step_ms <= budget_ms:
                 fits = middle
             else:
                 too_many = middle

@@ -42,7 +42,7 @@ def new_document(benchmark: str, *, seed: int, device: Device | None) -> dict[st
         "benchmark": benchmark,
         "schema": SCHEMA,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": git_revision(Path(chatrt.__file__).parent),
+        "git": git_revision(Path(chatrt.__file__)),
         "device": None if device is None else device.name,
         "dtype": None if device is None else device.dtype,
         "num_threads": None if device is None else device.num_threads,
@@ -75,12 +75,16 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def git_revision(folder: Path) -> dict[str, Any] | None:
-    """The revision that `folder` is checked out at, and whether files differ; None without git."""
-    revision = _git(folder, "rev-parse", "HEAD")
-    if revision is None:
+def git_revision(file: Path) -> dict[str, Any] | None:
+    """The revision of the checkout that `file` belongs to, and whether tracked files differ.
+
+    None without git, and for a file that is not tracked, as one of an installed package.
+    """
+    folder = file.parent
+    if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
         return None
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    revision = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return {"revision": revision, "changed": bool(changed)}
 
 

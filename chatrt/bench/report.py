@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from chatrt.bench.sessions import TurnSample
 
 NO_VALUE = "-"
+_TURN = ("turn", "kind")
+_NARROW = (0, 0)  # the widest tables fit in 80 columns
 _DEFINITIONS = (
     "TTFT (client): request frame handed to the socket → first text delta read off the socket, "
     "before parsing. Server: request read off the socket → first delta handed to the transport.",
@@ -52,7 +54,8 @@ def sessions_report(
         _stages_table(figures),
     ]
     if per_session:
-        parts.append(_turns_table(samples))
+        ordered = sorted(samples, key=lambda s: (s.session_index, s.turn_index))
+        parts += [_turns_table(ordered), _turn_stages_table(ordered)]
     parts.extend(Text(line, style="red") for line in _failure_lines(figures))
     parts.extend(Text(line, style="dim") for line in (*notes, *_DEFINITIONS))
     return Group(*parts)
@@ -77,8 +80,15 @@ def bookkeeping_report(
     return table
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+def _table(title: str, *, padding: tuple[int, int] = (0, 1)) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=padding,
+        collapse_padding=True,
+    )
 
 
 def _ttft_table(figures: SessionFigures) -> Table:
@@ -130,39 +140,41 @@ def _stages_table(figures: SessionFigures) -> Table:
 
 
 def _turns_table(samples: Sequence[TurnSample]) -> Table:
-    table = _table("Turns (ms; stages as in the table above, from left to right)")
-    counts = ("history", "input", "cached", "ahead", "output")
-    for heading in ("session", "turn", "kind", *counts, "TTFT", "server"):
+    table = _table("Turns, as session.turn (ms)", padding=_NARROW)
+    counts = ("history", "input", "cached", "ahead")
+    for heading in (*_TURN, *counts, "TTFT", "server", "TPOT", "gap p50", "gap max"):
         table.add_column(heading, justify="left" if heading == "kind" else "right", no_wrap=True)
-    table.add_column("stages")  # the only column that a narrow terminal may wrap
-    for heading in ("TPOT", "gap p50", "gap max"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for sample in sorted(samples, key=lambda s: (s.session_index, s.turn_index)):
-        table.add_row(*_turn_cells(sample), style="red" if sample.error else "")
+    for sample in samples:
+        gaps = sample.gaps_ms
+        table.add_row(
+            *_turn_cells(sample),
+            str(sample.history_tokens),
+            str(sample.input_tokens),
+            str(sample.cached_tokens),
+            str(sample.typed_ahead_tokens),
+            _ms(sample.ttft_ms),
+            _ms(sample.server_ttft_ms),
+            _ms(sample.tpot_ms),
+            _ms(statistics.median(gaps) if gaps else None),
+            _ms(max(gaps, default=None)),
+            style="red" if sample.error else "",
+        )
     return table
 
 
-def _turn_cells(sample: TurnSample) -> list[str]:
-    gaps = sample.gaps_ms
-    counts = (
-        sample.history_tokens,
-        sample.input_tokens,
-        sample.cached_tokens,
-        sample.typed_ahead_tokens,
-        sample.output_tokens,
-    )
-    return [
-        str(sample.session_index),
-        str(sample.turn_index),
-        sample.kind,
-        *map(str, counts),
-        _ms(sample.ttft_ms),
-        _ms(sample.server_ttft_ms),
-        " ".join(map(_ms, sample.stages_ms.values())) or NO_VALUE,
-        _ms(sample.tpot_ms),
-        _ms(statistics.median(gaps) if gaps else None),
-        _ms(max(gaps, default=None)),
-    ]
+def _turn_stages_table(samples: Sequence[TurnSample]) -> Table:
+    names = dict.fromkeys(name for sample in samples for name in sample.stages_ms)
+    table = _table("Stages of the server's TTFT, turn by turn (ms)", padding=_NARROW)
+    for heading in (*_TURN, *map(_stage, names)):
+        table.add_column(heading, justify="left" if heading == "kind" else "right", no_wrap=True)
+    for sample in samples:
+        stages = (_ms(sample.stages_ms.get(name)) for name in names)
+        table.add_row(*_turn_cells(sample), *stages, style="red" if sample.error else "")
+    return table
+
+
+def _turn_cells(sample: TurnSample) -> tuple[str, str]:
+    return f"{sample.session_index}.{sample.turn_index}", sample.kind
 
 
 def _failure_lines(figures: SessionFigures) -> list[str]:
@@ -191,4 +203,6 @@ def _stage(name: str) -> str:
 
 
 def _ms(value: float | None) -> str:
-    return NO_VALUE if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    if value is None:
+        return NO_VALUE
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"

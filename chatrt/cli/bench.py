@@ -183,7 +183,11 @@ class _SessionsRun:
 
         workload = self._workload
         device = document["device"]
-        where = f"{device}, {document['num_threads']} threads" if device else "a server elsewhere"
+        where = (
+            f"{device}, {document['num_threads']} threads"
+            if device
+            else "a device that is not known"
+        )
         notes = [
             f"{self._model or 'unknown model'} on {where}; {workload.num_sessions} sessions × "
             f"{workload.num_turns} turns at once, seed {self._options.seed}",
@@ -303,14 +307,18 @@ def _show(
 
     from chatrt.bench.document import encode_line
 
-    if save is not None:
-        save.write_text(encode_line(document) + "\n", encoding="utf-8")
+    line = encode_line(document)
+    on_terminal = sys.stdout.isatty()
     if not as_json:
-        on_terminal = sys.stdout.isatty()
         Console(width=None if on_terminal else _FILE_WIDTH).print(report)
         if on_terminal:
-            document = {name: value for name, value in document.items() if name != "samples"}
-    typer.echo(encode_line(document))
+            shown = {name: value for name, value in document.items() if name != "samples"}
+            typer.echo(encode_line(shown))
+    if as_json or not on_terminal:
+        typer.echo(line)
+    # Last, so that a file that cannot be written costs nothing that was measured.
+    if save is not None:
+        save.write_text(line + "\n", encoding="utf-8")
 
 
 def register(app: typer.Typer) -> None:

@@ -153,14 +153,16 @@ class Residency:
         if tip is None and self._knows_more(request, min(num_common, typed.num_computed)):
             self._close(typed)
             return self._open(request)
-        attached = self._sessions.resume(typed)
-        self._parked.pop(typed.session_id, None)
-        copies = attached.copies + self._sessions.rewind(typed, num_common)
-        self._sessions.extend(typed, request.token_ids[num_common:])
-        # At least one row is computed for the turn, or there would be no logits to sample from.
-        num_reused = min(typed.num_computed, len(request.token_ids) - 1)
-        num_ahead = max(0, num_reused - max(request.num_history - 1, 0))
-        return Placement(typed, num_reused, num_ahead, copies, None)
+        if num_common < len(typed.token_ids):
+            # Text was taken back: what it left in the tree goes with the old session.
+            attached = self._sessions.fork(typed, num_common)
+            self._close(typed)
+        else:
+            attached = self._sessions.resume(typed)
+            self._parked.pop(typed.session_id, None)
+        self._sessions.extend(attached.session, request.token_ids[num_common:])
+        num_ahead = max(0, attached.num_reused - max(request.num_history - 1, 0))
+        return Placement(attached.session, attached.num_reused, num_ahead, attached.copies, None)
 
     def _knows_more(self, request: TurnRequest, num_tokens: int) -> bool:
         """Whether other sessions left more than so many leading tokens of the request."""

@@ -49,7 +49,9 @@ class KnownModel:
 
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-_SMOLLM2_GENERATION = GenerationDefaults(temperature=0.2, top_p=0.9)  # its model card
+# Temperature and top-p are the model card's. Without the penalty these small models fall into
+# loops ("la femme, la femme, …") on every second or third everyday question.
+_SMOLLM2_GENERATION = GenerationDefaults(temperature=0.2, top_p=0.9, repetition_penalty=1.1)
 
 KNOWN_MODELS: tuple[KnownModel, ...] = (
     KnownModel(

@@ -221,6 +221,9 @@ class Server:
             self._idle_timer = loop.call_later(idle_exit_s, self._idle_exit)
 
     def _idle_exit(self) -> None:
+        if not self._service.ready():
+            self._watch_idleness()  # nobody could have come while it was loading
+            return
         logger.info("no client for %s s, ending", self._settings.idle_exit_s)
         self._ending = asyncio.create_task(self.stop())
 

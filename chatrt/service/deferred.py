@@ -65,10 +65,6 @@ class DeferredService:
         if self._service is not None:
             self._service.leave(lane_key)
 
-    def close_lane(self, lane_key: str) -> None:
-        """What was typed ahead on a lane that is gone is dropped."""
-        self._loaded.close_lane(lane_key)
-
     async def response(self, response_id: str, key_id: str) -> dict[str, Any]:
         """See the interface."""
         return await self._loaded.response(response_id, key_id)

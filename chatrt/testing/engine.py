@@ -48,8 +48,12 @@ def tiny_engine(
     max_parked: int = 1024,
 ) -> Engine:
     """An engine over a two-layer random model that knows the tokenizer's ids."""
-    target = _tiny_target(
-        tokenizer, num_pages, max_context, max_num_batched_tokens, seed=model_seed
+    target = tiny_target(
+        tokenizer,
+        num_pages=num_pages,
+        max_context=max_context,
+        max_rows=max_num_batched_tokens,
+        seed=model_seed,
     )
     allocator = PageAllocator(num_pages)
     sessions = SessionManager(allocator, PrefixTree(allocator, PAGE_SIZE), page_size=PAGE_SIZE)
@@ -71,9 +75,15 @@ def tiny_engine(
     )
 
 
-def _tiny_target(
-    tokenizer: Tokenizer, num_pages: int, max_context: int, max_rows: int, *, seed: int
+def tiny_target(
+    tokenizer: Tokenizer,
+    *,
+    num_pages: int = 64,
+    max_context: int = 256,
+    max_rows: int = 64,
+    seed: int = 0,
 ) -> Target:
+    """A two-layer random model that knows the tokenizer's ids; rows not written yet are NaN."""
     config = tiny_config(vocab_size=tokenizer.vocab_size, max_context=max_context)
     ops = ReferenceOps()
     device = torch.device("cpu")

@@ -104,6 +104,8 @@ class ResponseCreate(
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The turn's sampling: what the request says, else the model's `defaults`.
 
+        Defaults are a set that was recommended together. A request for greedy decoding
+        (`temperature` 0) is none of it: it gets the plain argmax, but for what it names itself.
         Log-probabilities are on exactly if `include` names them.
 
         Raises:
@@ -119,6 +121,8 @@ class ResponseCreate(
         given["top_logprobs"] = (
             (self.top_logprobs or 0) if LOGPROBS_INCLUDE in self.include else None
         )
+        if self.temperature == 0:
+            defaults = SamplingParams(max_output_tokens=defaults.max_output_tokens)
         return dataclasses.replace(defaults, **given)
 
 

@@ -89,7 +89,7 @@ async def test_the_options_reach_the_server_and_the_document() -> None:
 async def test_every_turn_is_listed_with_per_session() -> None:
     async with ScriptedServer([ANSWER]) as server:
         result = await run_sessions(server, "--per-session")
-    assert "Turns (ms" in result.stdout
+    assert "Turns, as session.turn" in result.stdout
 
 
 async def test_the_key_comes_from_its_file(tmp_path: Path) -> None:

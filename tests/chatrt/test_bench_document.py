@@ -44,11 +44,15 @@ def test_the_revision_is_that_of_the_checkout_with_a_word_on_changes(tmp_path: P
     git("add", "tracked")
     git("commit", "--quiet", "-m", "one")
     revision = git("rev-parse", "HEAD")
-    (tmp_path / "untracked").touch()
-    assert git_revision(tmp_path) == {"revision": revision, "changed": False}
+    untracked = tmp_path / "untracked"
+    untracked.touch()
+    assert git_revision(untracked) is None
+    assert git_revision(tracked) == {"revision": revision, "changed": False}
     tracked.write_text("two", encoding="utf-8")
-    assert git_revision(tmp_path) == {"revision": revision, "changed": True}
+    assert git_revision(tracked) == {"revision": revision, "changed": True}
 
 
 def test_a_folder_outside_of_a_checkout_has_no_revision(tmp_path: Path) -> None:
-    assert git_revision(tmp_path) is None
+    file = tmp_path / "file"
+    file.touch()
+    assert git_revision(file) is None

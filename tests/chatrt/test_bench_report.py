@@ -7,6 +7,9 @@ from chatrt.bench.figures import session_figures
 from chatrt.bench.report import bookkeeping_report, sessions_report
 from chatrt.bench.sessions import TurnSample
 
+# TTFT, the server's, TPOT, median and largest gap
+TIMES = ["12.3", "11.5", "-", "4.50", "5.00"]
+
 
 def sample(turn_index: int, **fields: object) -> TurnSample:
     known: dict[str, object] = {
@@ -69,10 +72,20 @@ def test_failures_and_turns_that_never_ran_are_said() -> None:
 
 def test_every_turn_is_listed_on_request_only() -> None:
     samples = [sample(0), sample(1)]
-    assert "Turns (ms" not in printed(report(samples))
+    assert "Turns, as session.turn" not in printed(report(samples))
     listed = printed(report(samples, per_session=True))
-    assert "1.00 10.5" in listed
-    assert line_of(listed, "0      1")[:5] == ["0", "1", "warm", "300", "40"]
+    rows = [line.split() for line in listed.splitlines()]
+    assert ["0.1", "warm", "300", "40", "30", "0", *TIMES] in rows
+    assert ["0.1", "warm", "1.00", "10.5"] in rows
+
+
+def test_the_widest_tables_fit_in_80_columns() -> None:
+    wide = sample(1, ttft_ms=12345.6, server_ttft_ms=12345.6, tpot_ms=1234.5, gaps_ms=(1234.5,))
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(report([wide], per_session=True))
+    assert "…" not in capture.get()
+    assert "12346" in capture.get()
 
 
 def test_a_p99_of_few_values_is_greyed_and_one_of_many_is_not() -> None:

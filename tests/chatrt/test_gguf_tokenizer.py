@@ -6,10 +6,8 @@ import json
 import logging
 import os
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import platformdirs
 import pytest
 from gguf import GGUFWriter, TokenType
 
@@ -21,9 +19,13 @@ from chatrt.text.prompt import PromptBuilder
 from chatrt.text.spelling import byte_alphabet
 from chatrt.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chatrt.models.files import ModelFiles
+
 _SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _MERGES = ["Ġ Ġ", "Ġ 1", "1 2", "12 3", "123 4", "h i"]
-_SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def _write_gguf(path: Path, *, pre: str | None = "smollm", model: str = "gpt2") -> Path:
@@ -147,20 +149,10 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         convert(_write_gguf(tmp_path / "bert.gguf", model="bert"), tmp_path / "out")
 
 
-@pytest.fixture(scope="module")
-def default_model() -> Path:
-    cached = platformdirs.user_cache_path("chatrt") / "models" / _SMOLLM2
-    path = Path(os.environ.get("CHATRT_TEST_GGUF") or cached)
-    if not path.is_file():
-        pytest.skip(f"the default model's file is not there: {path}")
-    return path
-
-
-@pytest.fixture(scope="module")
-def default_folder(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("converted") / "tokenizer"
-    convert(default_model, folder)
-    return folder
+@pytest.fixture
+def default_folder(default_model_files: ModelFiles) -> Path:
+    """Converted once for all tests, by the same call."""
+    return default_model_files.tokenizer_dir
 
 
 @pytest.mark.model
@@ -194,12 +186,12 @@ def test_the_default_models_words_are_cut_at_each_digit(
 @pytest.mark.model
 @pytest.mark.slow
 def test_the_default_models_prompts_equal_those_of_transformers(
-    default_model: Path, default_folder: Path
+    default_gguf: Path, default_folder: Path
 ) -> None:
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(
-        str(default_model.parent), gguf_file=default_model.name, local_files_only=True
+        str(default_gguf.parent), gguf_file=default_gguf.name, local_files_only=True
     )
     ours = Tokenizer.load(default_folder)
     chat = [

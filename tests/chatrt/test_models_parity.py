@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import platformdirs
 import pytest
 import torch
 import transformers
@@ -16,6 +13,9 @@ from chatrt.models.files import ModelFiles
 from chatrt.models.loader import load_model
 from chatrt_kernels.reference import ReferenceOps
 from tests.chatrt.models_support import CPU, Bench
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VOCAB = 96
 SIZES: dict[str, Any] = {
@@ -128,16 +128,6 @@ def test_hidden_states_of_named_layers_are_those_of_transformers(tmp_path: Path)
     expected = torch.stack((states[1][0], states[2][0]), dim=1)
     assert features is not None
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.fixture
-def default_gguf() -> Path:
-    named = os.environ.get("CHATRT_TEST_GGUF")
-    cache = platformdirs.user_cache_path("chatrt", appauthor=False) / "models"
-    path = Path(named) if named else cache / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    if not path.is_file():
-        pytest.skip(f"the default model is not at {path}")
-    return path
 
 
 def dequantised_by_transformers(path: Path) -> Any:

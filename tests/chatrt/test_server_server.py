@@ -147,6 +147,17 @@ async def test_the_server_ends_when_no_client_was_there_for_the_idle_time() -> N
     await asyncio.wait_for(forever, 3)
 
 
+async def test_the_idle_time_does_not_run_while_the_model_is_loading() -> None:
+    service = ScriptedService(is_ready=False)
+    server = Server(service, ServerSettings(port=0, idle_exit_s=0.05))
+    await server.start()
+    forever = asyncio.create_task(server.serve_forever())
+    await asyncio.sleep(0.2)
+    assert not forever.done()
+    service.is_ready = True
+    await asyncio.wait_for(forever, 3)
+
+
 async def test_a_server_without_idle_exit_stays() -> None:
     async with serving(ScriptedService()) as server:
         async with calling(server):

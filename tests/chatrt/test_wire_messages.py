@@ -170,6 +170,17 @@ def test_fields_left_out_take_the_models_defaults() -> None:
     assert sampling.logit_bias == {7: -1.0}
 
 
+def test_temperature_zero_is_the_plain_argmax_whatever_the_model_recommends() -> None:
+    recommended = SamplingParams(
+        temperature=0.2, top_p=0.9, repetition_penalty=1.1, max_output_tokens=50
+    )
+    greedy = create(temperature=0).sampling(recommended)
+    assert greedy == SamplingParams(temperature=0, max_output_tokens=50)
+    named = create(temperature=0, chatrt={"repetition_penalty": 1.2}).sampling(recommended)
+    assert named.repetition_penalty == 1.2
+    assert create(temperature=0.5).sampling(recommended).repetition_penalty == 1.1
+
+
 def test_logprobs_are_on_exactly_if_include_names_them() -> None:
     on = create(include=[LOGPROBS_INCLUDE]).sampling(SamplingParams())
     more = create(include=[LOGPROBS_INCLUDE], top_logprobs=3).sampling(SamplingParams())

@@ -1,0 +1,161 @@
+"""Conversations of the service: deletion, transcripts, watchers, lists."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chatrt.errors import NotFound
+from chatrt.testing.tokenizer import tiny_tokenizer
+from chatrt.wire.messages import (
+    ConversationCreate,
+    ConversationSubscribe,
+    ConversationUpdate,
+)
+from tests.chatrt.service_support import (
+    KEY,
+    NUM_PAGES,
+    Chat,
+    context,
+    ended,
+    has_text,
+    serving,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from chatrt.text.tokenizer import Tokenizer
+    from chatrt.wire.log import ResponseLog
+
+ENDLESS: dict[str, Any] = {"max_output_tokens": 300, "chatrt": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    return tiny_tokenizer(folder)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "chat.db"
+
+
+@pytest.fixture
+async def chat(tokenizer: Tokenizer, database: Path) -> AsyncIterator[Chat]:
+    async with serving(tokenizer, database) as chat:
+        yield chat
+
+
+def cached(response: dict[str, Any]) -> int:
+    tokens: int = response["usage"]["input_tokens_details"]["cached_tokens"]
+    return tokens
+
+
+def input_tokens(response: dict[str, Any]) -> int:
+    tokens: int = response["usage"]["input_tokens"]
+    return tokens
+
+
+async def conversation(chat: Chat) -> str:
+    body = await chat.service.conversation_create(ConversationCreate(), context())
+    conversation_id: str = body["id"]
+    return conversation_id
+
+
+# Deletion ----------------------------------------------------------------------------------------
+
+
+async def test_deleting_responses_returns_their_pages_and_ends_their_chains(chat: Chat) -> None:
+    first = await chat.ask("hello")
+    second = await chat.ask("and?", previous_response_id=first["id"])
+    await chat.service.delete_response(first["id"], KEY)
+    with pytest.raises(NotFound, match="cannot be continued"):
+        await chat.ask("more", previous_response_id=second["id"])
+    with pytest.raises(NotFound):
+        await chat.service.response(first["id"], KEY)
+    await chat.service.delete_response(second["id"], KEY)
+    assert await chat.num_free() == NUM_PAGES
+
+
+async def test_deleting_a_conversation_cancels_its_turn_and_returns_all_pages(chat: Chat) -> None:
+    named = await conversation(chat)
+    for text in ("hello", "and?", "more"):
+        await chat.ask(text, conversation=named)
+    log = await chat.create("endless", conversation=named, **ENDLESS)
+    await has_text(log)
+    await chat.service.conversation_delete(named, KEY)
+    assert (await ended(log))["status"] == "cancelled"
+    assert await chat.num_free() == NUM_PAGES
+    with pytest.raises(NotFound):
+        await chat.service.conversation_items(named, KEY)
+
+
+async def test_a_conversation_goes_on_after_its_newest_turn_was_deleted(chat: Chat) -> None:
+    named = await conversation(chat)
+    first = await chat.ask("hello", conversation=named)
+    second = await chat.ask("and?", conversation=named)
+    await chat.service.delete_response(second["id"], KEY)
+    third = await chat.ask("or?", conversation=named)
+    assert cached(third) == input_tokens(first) + first["usage"]["output_tokens"] - 1
+    await chat.service.delete_response(third["id"], KEY)
+    await chat.service.delete_response(first["id"], KEY)
+    fresh = await chat.ask("anew", conversation=named)
+    assert text_of(fresh) == text_of(await chat.ask("anew", key="other"))
+
+
+async def test_a_transcript_starts_behind_a_deleted_turn(chat: Chat) -> None:
+    named = await conversation(chat)
+    first = await chat.ask("hello", conversation=named)
+    second = await chat.ask("and?", conversation=named)
+    await chat.service.delete_response(first["id"], KEY)
+    items = await chat.service.conversation_items(named, KEY)
+    assert [part["text"] for item in items for part in item["content"]] == [
+        "and?",
+        text_of(second),
+    ]
+
+
+async def test_deleting_a_running_response_cancels_it_first(chat: Chat) -> None:
+    log = await chat.create("hello", **ENDLESS)
+    await has_text(log)
+    await chat.service.delete_response(log.response_id, KEY)
+    assert (await ended(log))["status"] == "cancelled"
+    assert await chat.num_free() == NUM_PAGES
+
+
+# Watching ----------------------------------------------------------------------------------------
+
+
+async def test_watchers_hear_of_answers_of_other_connections_and_not_of_half_typed_ones(
+    chat: Chat,
+) -> None:
+    named = await conversation(chat)
+    heard: list[ResponseLog] = []
+    message = ConversationSubscribe(id=named)
+    end = await chat.service.conversation_subscribe(
+        message, context(connection="watcher"), heard.append
+    )
+    await chat.ask("hel", generate=False, conversation=named, chatrt={"partial": True})
+    first = await chat.ask("hello", conversation=named)
+    assert [log.response_id for log in heard] == [first["id"]]
+    end()
+    end()
+    await chat.ask("and?", conversation=named)
+    assert len(heard) == 1
+
+
+async def test_conversations_are_listed_newest_first_and_renamed(chat: Chat) -> None:
+    one, two = await conversation(chat), await conversation(chat)
+    await chat.ask("the moon", conversation=one)
+    renamed = await chat.service.conversation_update(
+        ConversationUpdate(id=two, title="About the sea"), context()
+    )
+    assert renamed["title"] == "About the sea"
+    found = [body["id"] for body in await chat.service.conversation_list("sea", KEY)]
+    assert found == [two]
+    assert {b["id"] for b in await chat.service.conversation_list(None, KEY)} == {one, two}

@@ -1,0 +1,51 @@
+"""What `chatrt chat` does before it paints: attach to a server, or start one in the background."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chatrt.client import ChatClient, ResponseRequest
+from chatrt.launch import attach_or_start, find_server, stop_server
+from chatrt.paths import Paths
+from chatrt.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def paths(chatrt_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Paths]:
+    del chatrt_home  # it is in the environment, which the background server inherits
+    monkeypatch.setenv("CHATRT_KV_MEMORY_BYTES", "16MiB")
+    paths = Paths.find(os.environ)
+    yield paths
+    stop_server(paths)
+
+
+async def test_the_first_client_starts_a_real_server_and_the_second_finds_it(
+    paths: Paths, tiny_model_folder: Path
+) -> None:
+    settings = Settings(model=str(tiny_model_folder), port=0)
+    told: list[str] = []
+    first = attach_or_start(None, settings, paths, report=told.append)
+    assert told[0] == "starting the server"
+    assert "loading tiny" in told or "warming up" in told
+    told.clear()
+    assert attach_or_start(None, settings, paths, report=told.append) == first
+    assert told == []
+    record = find_server(paths)
+    assert record is not None
+    assert record.model == "tiny"
+    async with await ChatClient.connect(first.url, api_key=first.api_key) as client:
+        request = ResponseRequest(input="hello", sampling={"max_output_tokens": 3})
+        answer = await client.send(request)
+        types = [event.type async for event in answer]
+    assert types[-1] == "response.incomplete"
+    assert stop_server(paths) == record
+    assert find_server(paths) is None
