@@ -14,17 +14,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from chatrt.turn import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from chatrt.session import PoolFigures
     from chatrt.turn import FinishedEvent, Stamps
 
 _LATENCY_BUCKETS = tuple(0.0005 * 2**i for i in range(17))  # 0.5 ms … 33 s
 
 
 class Metrics:
-    """Counts turns. `pool` gives the current number of KV pages by state, at scrape time."""
+    """Counts turns of `model`."""
 
-    def __init__(self, model: str, pool: Callable[[], dict[str, int]]) -> None:
+    def __init__(self, model: str) -> None:
         self._registry = CollectorRegistry()
         self._model = model
         self._ttft = Histogram(
@@ -52,9 +51,9 @@ class Metrics:
         self._responses = Counter(
             "chatrt_responses", "Turns by how they ended.", ("status",), registry=self._registry
         )
-        pages = Gauge("chatrt_kv_pages", "KV pages by state.", ("state",), registry=self._registry)
-        for state in pool():
-            pages.labels(state).set_function(_reader(pool, state))
+        self._pages = Gauge(
+            "chatrt_kv_pages", "KV pages by state.", ("state",), registry=self._registry
+        )
 
     def observe_turn(
         self, stamps: Stamps, event: FinishedEvent, first_sent_ns: int | None, num_input: int
@@ -74,10 +73,8 @@ class Metrics:
             seconds = (event.last_token_ns - event.first_token_ns) / 1e9
             self._tpot.labels(self._model).observe(seconds / (event.num_generated - 1))
 
-    def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+    def render(self, pool: PoolFigures) -> bytes:
+        """All metrics in Prometheus' text format, with the page pool as it is now."""
+        for state in ("free", "held", "cached", "shared"):
+            self._pages.labels(state).set(getattr(pool, state))
         return generate_latest(self._registry)
-
-
-def _reader(pool: Callable[[], dict[str, int]], state: str) -> Callable[[], float]:
-    return lambda: pool()[state]

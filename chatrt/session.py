@@ -205,6 +205,7 @@ class SessionManager:
         """
         assert session.state is not SessionState.CLOSED
         _check_num_tokens(num_tokens, 0, len(session.token_ids))
+        old_ids = session.token_ids.copy()
         del session.token_ids[num_tokens:]
         full_before = session.num_computed // self.page_size
         session.num_computed = min(session.num_computed, max(num_tokens - 1, 0))
@@ -223,6 +224,8 @@ class SessionManager:
             copies = self._continue_in_copy(session, page_id, num_rows)
             self._allocator.release(page_id)
         self._move_tip(session, session.tip.ancestor(full))
+        # What was cut will not be asked for again, and could not be deleted with the session later.
+        self._tree.wipe(session.salt, old_ids)
         return copies
 
     def reserve(self, session: Session, num_rows: int) -> None:

@@ -6,13 +6,13 @@ Invariant: failed turns are counted and take part in nothing else; each percenti
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from chatrt.bench.sessions import KINDS
+from chatrt.percentiles import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,13 +44,6 @@ class Distribution:
             p99=percentile(ordered, 0.99),
             max=ordered[-1] if ordered else None,
         )
-
-
-def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest of the values (in rising order) that at least `share` of them do not exceed."""
-    if not ordered:
-        return None
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 @dataclass(frozen=True, slots=True)

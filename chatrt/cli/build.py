@@ -178,20 +178,11 @@ def build_service(
     Conversations are kept in `database`: in memory only if there is none, or it cannot be used.
     """
 
-    def pool() -> dict[str, int]:
-        figures = runtime.engine.sessions.figures()
-        return {
-            "free": figures.free,
-            "held": figures.held,
-            "cached": figures.cached,
-            "shared": figures.shared,
-        }
-
     return ChatService(
         host,
         runtime.tokenizer,
         _open_store(database),
-        Metrics(runtime.model_name, pool),
+        Metrics(runtime.model_name),
         ServiceSettings(
             model=runtime.model_name,
             max_context=runtime.max_context,

@@ -82,8 +82,10 @@ class Admission:
         request = self._waiting[0]
         need = self._num_pages(len(request.token_ids) + 1)
         free, evictable = self._sessions.num_free, self._sessions.num_evictable
+        # Each running stream may still fill a page more than what it is about to: an arrival that
+        # took the last ones would stall it until somebody else ends.
         growth = sum(
-            max(0, self._num_pages(len(session.token_ids) + 1) - len(session.page_ids))
+            max(0, self._num_pages(len(session.token_ids) + 1) + 1 - len(session.page_ids))
             for session in running
         )
         if need + growth <= free + evictable:

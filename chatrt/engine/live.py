@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import TurnRequest
 
-_ANCHOR = "\n"
-
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
@@ -119,15 +117,8 @@ class LiveTurn:
         best = max((end for end in self._ends if end <= kept), default=0)
         # Tokens that end at the same character hold bytes of the next one: take the first only.
         num_kept = self._ends.index(best) + 1 if best else 0
-        return Cut(num_kept, self._encode(self.text[best:kept], starts_answer=best == 0))
-
-    def _encode(self, text: str, *, starts_answer: bool) -> list[int]:
-        """Ids of the part of a token's text that was sent."""
-        if starts_answer or not self.tokenizer.drops_leading_space:
-            return self.tokenizer.encode(text)
-        # Behind other text; alone, such a tokenizer would put a space in front of it.
-        anchor_ids = self.tokenizer.encode(_ANCHOR)
-        return self.tokenizer.encode(_ANCHOR + text)[len(anchor_ids) :]
+        # Behind other text, such as a token that was kept, or else at the start of the answer.
+        return Cut(num_kept, self.tokenizer.encode(self.text[best:kept], behind=best > 0))
 
     def _push_token(self, token_id: int) -> str:
         sampling = self.request.sampling

@@ -108,7 +108,7 @@ class Routes:
     async def _route(self, target: Target, key_id: str) -> Reply:
         match (target.method, target.segments):
             case ("GET", ("metrics",)):
-                return Reply(HTTPStatus.OK, self._service.metrics(), _PROMETHEUS)
+                return Reply(HTTPStatus.OK, await self._service.metrics(), _PROMETHEUS)
             case ("GET", ("v1", "models")):
                 return json_reply(_list(self._service.models()))
             case (_, ("v1", "responses", response_id, *rest)):

@@ -120,6 +120,6 @@ class Service(Protocol):
         """The API's model objects: `{"id", "object": "model", "created", "owned_by"}`."""
         ...
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         """Metrics in Prometheus' text format."""
         ...

@@ -111,6 +111,6 @@ class DeferredService:
         """The model, once it is loaded."""
         return [] if self._service is None else self._service.models()
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         """Metrics, once there is something to measure."""
-        return b"" if self._service is None else self._service.metrics()
+        return b"" if self._service is None else await self._service.metrics()

@@ -7,8 +7,9 @@ Invariant: the stages of TTFT are consecutive, so they add up to `ttft_ms`.
 from __future__ import annotations
 
 import itertools
-import math
 from typing import TYPE_CHECKING, Any
+
+from chatrt.percentiles import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,19 +48,12 @@ def gap_figures(times_ns: Sequence[int]) -> dict[str, float | int | None]:
     """Percentiles of the gaps between deltas, with their number."""
     gaps = sorted((b - a) / 1e6 for a, b in itertools.pairwise(times_ns))
     return {
-        "p50": percentile(gaps, 0.50),
-        "p95": percentile(gaps, 0.95),
-        "p99": percentile(gaps, 0.99),
+        "p50": _rounded(percentile(gaps, 0.50)),
+        "p95": _rounded(percentile(gaps, 0.95)),
+        "p99": _rounded(percentile(gaps, 0.99)),
         "max": _rounded(gaps[-1]) if gaps else None,
         "n": len(gaps),
     }
-
-
-def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The nearest-rank percentile of values in ascending order; None without values."""
-    if not ordered:
-        return None
-    return _rounded(ordered[max(0, math.ceil(share * len(ordered)) - 1)])
 
 
 def _rounded(value: float | None) -> float | None:

@@ -254,9 +254,9 @@ class ChatService:
             }
         ]
 
-    def metrics(self) -> bytes:
-        """Metrics in Prometheus' text format."""
-        return self._metrics.render()
+    async def metrics(self) -> bytes:
+        """Metrics in Prometheus' text format; the pages are counted between two steps."""
+        return self._metrics.render(await self._host.call(lambda e: e.sessions.figures()))
 
     # Steps of a turn -----------------------------------------------------------------------------
 

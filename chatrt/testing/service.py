@@ -217,7 +217,7 @@ class ScriptedService:
         """The one model."""
         return [{"id": MODEL, "object": "model", "created": 0, "owned_by": "chatrt"}]
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         """One counter."""
         return f"chatrt_responses_total {len(self.responses)}\n".encode()
 

@@ -10,13 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from chatrt.text.messages import Message
     from chatrt.text.tokenizer import Tokenizer
-
-# Stands for the end of the history where a tokenizer treats the start of a text differently.
-_ANCHOR = "\n"
 
 
 class PromptBuilder:
@@ -35,8 +32,6 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._template = tokenizer.template
-        first = tokenizer.encode("x")[0]
-        self._prefixes_space = tokenizer.token_bytes(first).startswith(b" ")
 
     def first_prompt(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
@@ -57,25 +52,7 @@ class PromptBuilder:
         An end-of-turn token that the answer already ends with is not repeated.
         """
         delta = self._template.render_delta(messages, add_generation_prompt=add_generation_prompt)
-        return self._without_doubled_end(
-            self._encode_behind(delta, self._tokenizer.encode), tip_ids
-        )
-
-    def follow_prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        previous: Message,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """The ids to append to a prompt that was computed without asking for an answer.
-
-        `previous` is that prompt's last message.
-        """
-        text = self._template.render_behind_prompt(
-            previous, messages, add_generation_prompt=add_generation_prompt
-        )
-        return self._encode_behind(text, self._tokenizer.encode)
+        return self._without_doubled_end(self._tokenizer.encode(delta, behind=True), tip_ids)
 
     def open_first(self, messages: Sequence[Message]) -> list[int]:
         """The stable ids of a chat whose last message is still being typed."""
@@ -87,21 +64,8 @@ class PromptBuilder:
         """The stable ids to append to an answer while the last of `messages` is being typed."""
         delta = self._template.render_open_delta(messages)
         num_fixed = _num_glue_chars(delta, messages)
-
-        def encode_stable(text: str) -> list[int]:
-            num_more = len(text) - len(delta)  # the anchor, if there is one
-            return self._tokenizer.encode_stable(text, num_fixed_chars=num_fixed + num_more)
-
-        return self._without_doubled_end(self._encode_behind(delta, encode_stable), tip_ids)
-
-    def _encode_behind(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-        """Ids of `text` as the continuation of other text, not as the start of one."""
-        if self._prefixes_space:
-            anchor_ids = self._tokenizer.encode(_ANCHOR)
-            ids = encode(_ANCHOR + text)
-            if ids[: len(anchor_ids)] == anchor_ids:
-                return ids[len(anchor_ids) :]
-        return encode(text)
+        ids = self._tokenizer.encode_stable(delta, num_fixed_chars=num_fixed, behind=True)
+        return self._without_doubled_end(ids, tip_ids)
 
     def _without_doubled_end(self, ids: list[int], tip_ids: Sequence[int]) -> list[int]:
         if not tip_ids or tip_ids[-1] not in self._tokenizer.special_ids:

@@ -95,29 +95,6 @@ class ChatTemplate:
                 )
         return delta
 
-    def render_behind_prompt(
-        self, previous: Message, new: Sequence[Message], *, add_generation_prompt: bool = True
-    ) -> str:
-        """The text that `new` adds behind a prompt without an answer, rendered without an opening.
-
-        `previous` is that prompt's last message; only its role matters.
-
-        Raises:
-            InvalidValue: The template refuses `new` there, or would change the prompt before it.
-        """
-        before = [replace(previous, content=_SENTINEL)]
-        if previous.role == "assistant":
-            before.insert(0, _PLACEHOLDER)
-        prompt = self.render(before, add_generation_prompt=False)
-        whole = self.render([*before, *new], add_generation_prompt=add_generation_prompt)
-        if _SENTINEL not in prompt or not whole.startswith(prompt):
-            raise InvalidValue(
-                f"the model's chat template joins what follows a {previous.role} message with it,"
-                " so nothing can be added behind one that is already computed",
-                param="input",
-            )
-        return whole[len(prompt) :]
-
     def render_open(self, messages: Sequence[Message]) -> str:
         """The text up to and including the last message's content, for a message still typed.
 

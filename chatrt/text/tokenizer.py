@@ -31,6 +31,10 @@ _MIN_UNSTABLE_TOKENS = 2
 _MAX_UNSTABLE_TOKENS = 8
 
 
+# Stands for text in front, where a tokenizer treats the start of a text differently.
+_ANCHOR = "\n"
+
+
 class Tokenizer:
     """A loaded tokenizer, safe to share between threads. Made by `Tokenizer.load`.
 
@@ -67,6 +71,8 @@ class Tokenizer:
         self._spelling = spelling_of(decoder.__getstate__() if decoder is not None else None)
         self.drops_leading_space = self._spelling.drops_leading_space
         self._bytes_cache: dict[int, bytes] = {}
+        start_ids = self.encode("x")
+        self._prefixes_space = bool(start_ids) and self.token_bytes(start_ids[0])[:1] == b" "
         self._template = (
             None if template_source is None else ChatTemplate(template_source, special_tokens=named)
         )
@@ -104,16 +110,32 @@ class Tokenizer:
             raise UnsupportedModel("the model has no chat template, so it cannot be chatted with")
         return self._template
 
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The ids of `text`; special tokens written in it become their ids."""
+    def encode(
+        self, text: str, *, add_special_tokens: bool = False, behind: bool = False
+    ) -> list[int]:
+        """The ids of `text`; special tokens written in it become their ids.
+
+        `behind` means that other text is in front of it: a tokenizer that puts a space before the
+        start of a text does not do so then.
+        """
+        if behind and self._prefixes_space:
+            ids, anchor_ids = self.encode(_ANCHOR + text), self.encode(_ANCHOR)
+            if ids[: len(anchor_ids)] == anchor_ids:
+                return ids[len(anchor_ids) :]
         return self._encode(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_stable(self, text: str, *, num_fixed_chars: int) -> list[int]:
+    def encode_stable(self, text: str, *, num_fixed_chars: int, behind: bool = False) -> list[int]:
         """The ids of `text` that stay as they are when more is typed behind it.
 
         The last word is taken back, since further letters may join it in other tokens; tokens that
-        begin in the first `num_fixed_chars` characters are kept.
+        begin in the first `num_fixed_chars` characters are kept. `behind` as in `encode`.
         """
+        if behind and self._prefixes_space:
+            num_more = num_fixed_chars + len(_ANCHOR)
+            ids = self.encode_stable(_ANCHOR + text, num_fixed_chars=num_more)
+            anchor_ids = self.encode(_ANCHOR)
+            if ids[: len(anchor_ids)] == anchor_ids:
+                return ids[len(anchor_ids) :]
         # Asked token by token from the end: lists of all positions would hold the GIL for long.
         encoding = self._backend.encode_batch([_clean(text)], add_special_tokens=False)[0]
         num_tokens = len(encoding)

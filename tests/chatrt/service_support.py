@@ -118,7 +118,7 @@ async def serving(
         "sampling": SamplingParams(temperature=0.0, max_output_tokens=8),
         **settings,
     }
-    metrics = Metrics(MODEL, lambda: {"free": engine.sessions.num_free})
+    metrics = Metrics(MODEL)
     service = ChatService(host, tokenizer, store, metrics, ServiceSettings(**values))
     try:
         yield Chat(service, host, engine, store)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from chatrt.bench.figures import Distribution, percentile, session_figures
+from chatrt.bench.figures import Distribution, session_figures
 from chatrt.bench.sessions import Kind, TurnSample
 
 
@@ -16,18 +16,6 @@ def sample(kind: Kind = "warm", **fields: object) -> TurnSample:
         "history_tokens": 0,
     }
     return TurnSample(**(known | fields))  # type: ignore[arg-type]
-
-
-def test_percentiles_are_nearest_rank() -> None:
-    ordered = [float(value) for value in range(1, 101)]
-    assert [percentile(ordered, share) for share in (0.0, 0.5, 0.95, 0.99, 1.0)] == [
-        1.0,
-        50.0,
-        95.0,
-        99.0,
-        100.0,
-    ]
-    assert percentile([], 0.5) is None
 
 
 def test_a_distribution_counts_only_the_values_that_there_are() -> None:

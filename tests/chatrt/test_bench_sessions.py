@@ -201,17 +201,13 @@ async def tiny_server(folder: Path, max_context: int) -> AsyncIterator[str]:
     settings = ServiceSettings(
         model="tiny", max_context=max_context, sampling=SamplingParams(temperature=0.0)
     )
-    service = ChatService(host, tokenizer, None, Metrics("tiny", no_pages), settings)
+    service = ChatService(host, tokenizer, None, Metrics("tiny"), settings)
     try:
         async with serving(service) as server:
             yield f"ws://127.0.0.1:{server.port}"
     finally:
         await service.close()
         await host.stop()
-
-
-def no_pages() -> dict[str, int]:
-    return {}
 
 
 async def test_a_real_server_reuses_the_whole_history_of_each_follow_up(tmp_path: Path) -> None:

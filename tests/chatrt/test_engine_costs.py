@@ -31,7 +31,7 @@ class _Clock:
 
 
 def priced(target: Target, clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a forward cost 5 ms, 2 ms a sequence, 0.5 ms a further row, 0.01 ms a context position."""
+    """5 ms a forward, 2 ms a sequence, 0.5 ms a further row, 0.01 ms a position of context."""
 
     def forward(batch: Batch, _kv: object) -> Logits:
         num_rows, num_sequences = batch.num_rows, batch.num_sequences

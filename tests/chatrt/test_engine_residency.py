@@ -243,10 +243,6 @@ def test_forgetting_the_parent_of_a_running_turn_leaves_it_alone(
     assert num_free(engine) == 64
 
 
-@pytest.mark.xfail(
-    reason="SessionManager.rewind leaves the cut pages in the tree, where `wipe` stops at them",
-    strict=True,
-)
 def test_forgetting_an_answer_that_a_stop_string_cut_at_a_page_returns_all_pages(
     engine: Engine,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chatrt.errors import OutOfPages
 from chatrt.metrics import Metrics
+from chatrt.session import PoolFigures
 from chatrt.turn import FinishedEvent, FinishReason, KVFigures, SpeculationFigures, Stamps
 
 
@@ -24,17 +25,15 @@ def finished(reason: FinishReason, *, reused: int = 0, generated: int = 5) -> Fi
     )
 
 
-def make_metrics() -> tuple[Metrics, dict[str, int]]:
-    pages = {"free": 7, "held": 1}
-    return Metrics("tiny", lambda: pages), pages
+POOL = PoolFigures(free=3, held=5, cached=4, shared=1, total=8)
 
 
 def test_a_turn_is_counted_with_its_tokens_and_its_ttft() -> None:
-    metrics, _ = make_metrics()
+    metrics = Metrics("tiny")
     stamps = Stamps(received_ns=1_000_000)
     metrics.observe_turn(stamps, finished(FinishReason.END_OF_TURN), 3_000_000, 20)
     metrics.observe_turn(stamps, finished(FinishReason.CANCELLED, reused=19), 3_000_000, 30)
-    text = metrics.render().decode()
+    text = metrics.render(POOL).decode()
     assert 'chatrt_responses_total{status="end_of_turn"} 1.0' in text
     assert "chatrt_prompt_tokens_total 50.0" in text
     assert "chatrt_prompt_cached_tokens_total 19.0" in text
@@ -46,17 +45,16 @@ def test_a_turn_is_counted_with_its_tokens_and_its_ttft() -> None:
 
 
 def test_a_failed_turn_is_counted_but_not_timed() -> None:
-    metrics, _ = make_metrics()
+    metrics = Metrics("tiny")
     metrics.observe_turn(Stamps(), finished(FinishReason.FAILED), 5, 20)
-    text = metrics.render().decode()
+    text = metrics.render(POOL).decode()
     assert 'chatrt_responses_total{status="failed"} 1.0' in text
     assert "chatrt_prompt_tokens_total 0.0" in text
 
 
-def test_pages_are_read_when_they_are_scraped_and_no_id_is_a_label() -> None:
-    metrics, pages = make_metrics()
-    pages["free"] = 3
+def test_pages_are_those_of_the_scrape_and_no_id_is_a_label() -> None:
+    metrics = Metrics("tiny")
     metrics.observe_turn(Stamps(), finished(FinishReason.END_OF_TURN), 5, 20)
-    text = metrics.render().decode()
+    text = metrics.render(POOL).decode()
     assert 'chatrt_kv_pages{state="free"} 3.0' in text
     assert "resp_secret" not in text

@@ -121,7 +121,7 @@ async def test_an_unknown_route_is_404_in_the_apis_form(method: str, path: str) 
 
 async def test_a_failure_of_the_service_is_500_without_its_words() -> None:
     class Broken(ScriptedService):
-        def metrics(self) -> bytes:
+        async def metrics(self) -> bytes:
             raise RuntimeError("the secret")
 
     async with serving(Broken()) as server:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chatrt.errors import InvalidValue
 from chatrt.testing.tokenizer import CHATML, tiny_sentencepiece_tokenizer, tiny_tokenizer
 from chatrt.text.messages import Message
 from chatrt.text.prompt import PromptBuilder
@@ -180,18 +179,6 @@ def test_appended_turns_are_the_ids_of_the_whole_chat(pair: Pair, ended: bool) -
     answer = whole[start : stop + ended]
     tip = whole[:start] + answer
     assert tip + builder.follow_up(_CHAT[2:], tip_ids=tip) == whole
-
-
-def test_a_prompt_behind_a_prefilled_system_message_is_the_whole_prompt(pair: Pair) -> None:
-    builder = PromptBuilder(pair.ours)
-    system = Message("system", "Be brief")
-    if pair.family.name == "mistral":  # joins a system message with the first question
-        with pytest.raises(InvalidValue, match="joins what follows a system message"):
-            builder.follow_prompt([_CHAT[0]], previous=system)
-        return
-    tip = builder.first_prompt([system], add_generation_prompt=False)
-    whole = pair.their_ids([system, _CHAT[0]])
-    assert tip + builder.follow_prompt([_CHAT[0]], previous=system) == whole
 
 
 def test_half_typed_messages_begin_the_final_prompt(pair: Pair) -> None:

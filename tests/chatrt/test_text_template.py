@@ -86,21 +86,6 @@ def test_a_system_message_that_would_move_to_the_front_is_refused() -> None:
     assert template.render_delta([_USER]) == "][Hi]"
 
 
-def test_text_can_be_added_behind_a_prompt_without_an_answer() -> None:
-    system = Message("system", "Be brief")
-    prompt = _chatml().render([system], add_generation_prompt=False)
-    more = _chatml().render_behind_prompt(system, [_USER])
-    assert prompt + more == _chatml().render([system, _USER], add_generation_prompt=True)
-    behind_answer = _chatml().render_behind_prompt(_ANSWER, [_USER], add_generation_prompt=False)
-    assert behind_answer == "<|im_start|>user\nHi<|im_end|>\n"
-
-
-def test_a_prompt_that_would_change_afterwards_is_refused() -> None:
-    joined = ChatTemplate("{% for m in messages %}[{{ m.content }}{% endfor %}]")
-    with pytest.raises(InvalidValue, match="joins what follows a system message"):
-        joined.render_behind_prompt(Message("system", "Be brief"), [_USER])
-
-
 def test_no_messages_are_refused() -> None:
     for render in (_chatml().render_open, _chatml().render_open_delta):
         with pytest.raises(InvalidValue, match="no messages"):

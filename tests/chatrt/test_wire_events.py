@@ -211,7 +211,7 @@ def test_the_snapshot_follows_the_response() -> None:
 
 def test_the_fields_repeat_the_request() -> None:
     message = decode(
-        '{"type":"response.create","input":"x","instructions":"be brief","temperature":0,'
+        '{"type":"response.create","input":"x","instructions":"be brief","temperature":0.5,'
         '"previous_response_id":"resp_0","metadata":{"a":"b"},"truncation":"auto","store":false}'
     )
     assert isinstance(message, ResponseCreate)
@@ -219,7 +219,7 @@ def test_the_fields_repeat_the_request() -> None:
     fields = ResponseFields.of(message, sampling, model="m", created_at=1, conversation_id="conv_1")
     body = response_body("resp_1", fields, status="completed", output=[message_item("resp_1", "x")])
     assert body["instructions"] == "be brief"
-    assert (body["temperature"], body["top_p"]) == (0, 0.9)
+    assert (body["temperature"], body["top_p"]) == (0.5, 0.9)
     assert body["previous_response_id"] == "resp_0"
     assert body["conversation"] == {"id": "conv_1"}
     assert (body["metadata"], body["truncation"], body["store"]) == ({"a": "b"}, "auto", False)

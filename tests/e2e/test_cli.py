@@ -105,7 +105,7 @@ def _read_some(stream: IO[bytes] | None) -> bytes:
     [
         (("run", ""), "empty"),
         (("run", "x", "--temperature", "-1"), "-1"),
-        (("run", "x", "--temperature", "hot"), "hot"),
+        (("run", "x", "--temperature", "hot"), "--temperature"),
         (("run", "x", "--model", "nonsense"), "nonsense"),
         (("run", "x", "--top-p", "7"), "7"),
         (("serve", "nonsense"), "nonsense"),
