@@ -181,7 +181,7 @@ def build_service(
     return ChatService(
         host,
         runtime.tokenizer,
-        _open_store(database),
+        _open_store(database) if database is not None else None,
         Metrics(runtime.model_name),
         ServiceSettings(
             model=runtime.model_name,
@@ -195,15 +195,13 @@ def build_service(
     )
 
 
-def _open_store(database: Path | None) -> Store | None:
-    """The conversation store; None where there is to be none, or, said in the log, can be none."""
-    if database is None:
-        return None
+def _open_store(database: Path) -> Store | StoreError:
+    """The conversation store, or why it cannot be used, which the log says too."""
     try:
         return Store.open(database)
     except StoreError as error:
         _log.warning("%s; conversations are kept in memory only", error.message)
-        return None
+        return error
 
 
 def _target(

@@ -42,6 +42,7 @@ def chat(
 
     A server is started in the background if none runs; its log is in the state folder.
     """
+    common.require_terminal()
     paths = common.find_paths()
     flags = {"api_key_file": api_key_file, "idle_exit_s": idle_exit}
     settings = common.load_settings(paths, flags).settings

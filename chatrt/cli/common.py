@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from chatrt.errors import InvalidValue
 from chatrt.paths import Paths
 from chatrt.settings import Resolved, load
 
@@ -34,6 +35,12 @@ def find_paths() -> Paths:
 def load_settings(paths: Paths, flags: Mapping[str, object] | None = None) -> Resolved:
     """The settings of this process; flags that are None were not given."""
     return load(flags or {}, os.environ, paths.config_file)
+
+
+def require_terminal() -> None:
+    """Raise InvalidValue unless a person sits at both ends."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InvalidValue("chatrt chat needs a terminal; in a pipe use: chatrt run PROMPT")
 
 
 def size_text(num_bytes: int) -> str:

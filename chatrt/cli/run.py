@@ -130,10 +130,14 @@ async def _from_engine(
     from chatrt.cli.build import build_runtime, build_service
     from chatrt.host import EngineHost
     from chatrt.models.sources import fetch, resolve
+    from chatrt.params import SamplingParams
     from chatrt.server.service import CallContext
     from chatrt.wire.encode import encode
     from chatrt.wire.messages import ResponseCreate, decode
 
+    message = decode(encode({"type": "response.create", "store": False, **fields}))
+    assert isinstance(message, ResponseCreate)
+    message.sampling(SamplingParams())  # a number out of range is refused before the model loads
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     with common.ProgressBar() as progress:
         source = resolve(resolved.settings.model, cache_dir=paths.cache)
@@ -146,8 +150,6 @@ async def _from_engine(
     service = build_service(runtime, host, resolved.settings, None)
     changed = asyncio.Event()
     try:
-        message = decode(encode({"type": "response.create", "store": False, **fields}))
-        assert isinstance(message, ResponseCreate)
         context = CallContext("local", "run", "run", time.perf_counter_ns())
         log = await service.create(message, context)
         subscription = log.subscribe(changed.set)

@@ -27,6 +27,8 @@ class EngineLimits:
 
     `max_context` counts prompt and answer of one session; `num_drafts` is the draft length when the
     request names none; `max_parked` bounds the sessions that are remembered between turns.
+    Nothing is reserved for answers, but an arrival is admitted beside running ones only if each
+    may still grow by `num_expected` tokens (or its own cap).
     """
 
     max_context: int
@@ -34,6 +36,15 @@ class EngineLimits:
     page_size: int = 16
     num_drafts: int = 0
     max_parked: int = 1024
+    num_expected: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A session that runs, and how many tokens its turn may still add."""
+
+    session: Session
+    num_left: int
 
 
 class Admission:
@@ -71,7 +82,7 @@ class Admission:
             self._waiting.remove(request)
         return taken
 
-    def next(self, running: Collection[Session]) -> TurnRequest | None:
+    def next(self, running: Collection[Running]) -> TurnRequest | None:
         """The first request, if it may start beside the running sessions.
 
         Raises:
@@ -80,23 +91,30 @@ class Admission:
         if not self._waiting or len(running) >= self._limits.max_num_seqs:
             return None
         request = self._waiting[0]
-        need = self._num_pages(len(request.token_ids) + 1)
+        length = len(request.token_ids)
         free, evictable = self._sessions.num_free, self._sessions.num_evictable
-        # Each running stream may still fill a page more than what it is about to: an arrival that
-        # took the last ones would stall it until somebody else ends.
-        growth = sum(
-            max(0, self._num_pages(len(session.token_ids) + 1) + 1 - len(session.page_ids))
-            for session in running
-        )
-        if need + growth <= free + evictable:
-            return self._waiting.popleft()
         if not running:
-            raise OutOfPages(need, free, evictable, self._sessions.figures().total)
-        return None
+            need = self._num_pages(length + 1)
+            if need > free + evictable:
+                raise OutOfPages(need, free, evictable, self._sessions.figures().total)
+            return self._waiting.popleft()
+        # An arrival that took the pages which running answers will grow into would stall them.
+        need = self._num_pages(length + self._expected(request.sampling.max_output_tokens))
+        growth = sum(
+            self._num_pages(len(one.session.token_ids) + self._expected(one.num_left))
+            - len(one.session.page_ids)
+            for one in running
+        )
+        return self._waiting.popleft() if need + growth <= free + evictable else None
 
     def refuse_first(self) -> TurnRequest:
         """Remove the request that `next` raised for."""
         return self._waiting.popleft()
+
+    def _expected(self, num_left: int | None) -> int:
+        """Tokens by which an answer is expected to grow, of at most `num_left`."""
+        expected = self._limits.num_expected
+        return expected if num_left is None else min(expected, num_left)
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._limits.page_size)

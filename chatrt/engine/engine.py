@@ -191,7 +191,7 @@ class Engine:
         admitted = False
         while True:
             try:
-                request = self._admission.next([t.entry.session for t in self._turns.values()])
+                request = self._admission.next([turn.running for turn in self._turns.values()])
             except OutOfPages as error:
                 self._refuse(self._admission.refuse_first(), FinishReason.FAILED, error)
                 admitted = True

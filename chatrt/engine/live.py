@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from chatrt.engine.admission import Running
 from chatrt.speculative import SpeculationCounter
 from chatrt.text.detokenizer import IncrementalDetokenizer
 from chatrt.text.stop import StopScanner
@@ -76,6 +77,11 @@ class LiveTurn:
     def prompt_length(self) -> int:
         """Tokens before the answer."""
         return len(self.request.token_ids)
+
+    @property
+    def running(self) -> Running:
+        """What admission wants to know."""
+        return Running(self.entry.session, max(0, self.max_tokens - len(self.token_ids)))
 
     @property
     def text(self) -> str:

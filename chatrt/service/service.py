@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from chatrt.errors import ChatrtError, InvalidValue, ModelNotFound
+from chatrt.errors import ChatrtError, InvalidValue, ModelNotFound, StoreError
 from chatrt.service.answer import Answer
 from chatrt.service.conversations import Conversations
 from chatrt.service.history import History
@@ -27,7 +27,7 @@ from chatrt.wire.ids import new_response_id
 from chatrt.wire.log import ResponseLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from chatrt.host import EngineHost
     from chatrt.metrics import Metrics
@@ -65,13 +65,17 @@ class ServiceSettings:
 
 
 class ChatService:
-    """Implements `chatrt.server.service.Service`."""
+    """Implements `chatrt.server.service.Service`.
+
+    `store` None keeps nothing on disk because nobody wants it; an error there says why nothing can
+    be kept, which each turn then reports.
+    """
 
     def __init__(
         self,
         host: EngineHost,
         tokenizer: Tokenizer,
-        store: Store | None,
+        store: Store | StoreError | None,
         metrics: Metrics,
         settings: ServiceSettings,
         *,
@@ -80,7 +84,8 @@ class ChatService:
     ) -> None:
         self._host = host
         self._tokenizer = tokenizer
-        self._store = store
+        self._unstorable = store if isinstance(store, StoreError) else None
+        self._store = None if isinstance(store, StoreError) else store
         self._metrics = metrics
         self._settings = settings
         self._clock = clock
@@ -88,9 +93,9 @@ class ChatService:
         self._planner = PromptPlanner(
             PromptBuilder(tokenizer), model=settings.model, max_context=settings.max_context
         )
-        self._history = History(store)
+        self._history = History(self._store)
         self._answers: dict[str, Answer] = {}
-        self._conversations = Conversations(store, self._history, now=now)
+        self._conversations = Conversations(self._store, self._history, now=now)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # Turns ---------------------------------------------------------------------------------------
@@ -269,6 +274,8 @@ class ChatService:
 
     def _sampling(self, message: ResponseCreate) -> SamplingParams:
         sampling = message.sampling(self._settings.sampling)
+        self._check_token_ids("logit_bias", sampling.logit_bias)
+        self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
         cap, asked = self._settings.max_output_tokens, sampling.max_output_tokens
         if cap is not None and asked is not None and asked > cap:
             raise InvalidValue(
@@ -276,6 +283,15 @@ class ChatService:
                 param="max_output_tokens",
             )
         return sampling if asked is not None else replace(sampling, max_output_tokens=cap)
+
+    def _check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        size = self._tokenizer.vocab_size
+        for token_id in token_ids:
+            if token_id >= size:
+                raise InvalidValue(
+                    f"{name} has token id {token_id}, the vocabulary has {size} ids",
+                    param=f"chatrt.{name}",
+                )
 
     def _ask(self, message: ResponseCreate, sampling: SamplingParams) -> Ask:
         kind = TurnKind.ANSWER
@@ -348,9 +364,8 @@ class ChatService:
             turn = answer.stored_whole(event, await self._history.known_chain(parent_id, key_id))
         self._history.add(turn, on_disk=False)
         self._conversations.ended(turn)
-        if not wanted:
-            return None
-        assert self._store is not None
+        if not wanted or self._store is None:
+            return self._unstorable if answer.fields.store else None
         try:
             await asyncio.wrap_future(self._store.save_turn(turn))
         except ChatrtError as error:

@@ -43,11 +43,13 @@ def tiny_engine(
     max_context: int = 256,
     max_num_batched_tokens: int = 64,
     drafter: Drafter | None = None,
-    num_drafts: int = 0,
     model_seed: int = 0,
-    max_parked: int = 1024,
+    **limits: int,
 ) -> Engine:
-    """An engine over a two-layer random model that knows the tokenizer's ids."""
+    """An engine over a two-layer random model that knows the tokenizer's ids.
+
+    `limits` are other fields of `EngineLimits`, such as `num_drafts`.
+    """
     target = tiny_target(
         tokenizer,
         num_pages=num_pages,
@@ -69,7 +71,7 @@ def tiny_engine(
         sessions=sessions,
         scheduler=scheduler,
         drafter=drafter,
-        limits=EngineLimits(max_context=max_context, num_drafts=num_drafts, max_parked=max_parked),
+        limits=EngineLimits(max_context=max_context, **limits),
         clock=lambda: next(ticks),
         draw_seed=lambda: next(seeds),
     )

@@ -34,6 +34,12 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     return Paths.find({"CHATRT_HOME": str(tmp_path)})
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner's pipes count as a terminal."""
+    monkeypatch.setattr(common, "require_terminal", lambda: None)
+
+
 @pytest.fixture
 def chats(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, bool]]:
     """Each run of the terminal client, which is not really started."""
@@ -284,12 +290,23 @@ def test_chat_with_a_key_file_that_is_not_there_is_a_usage_error() -> None:
     assert result.stderr.startswith("chatrt: the API key file /nowhere/key cannot be read")
 
 
+def test_chat_in_a_pipe_says_what_to_use_instead() -> None:
+    command = (sys.executable, "-m", "chatrt", "chat")
+    done = subprocess.run(command, input="hello", capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "chatrt: chatrt chat needs a terminal; in a pipe use: chatrt run PROMPT\n"
+    )
+    assert done.stdout == ""
+
+
 def test_chat_pull_models_and_config_never_import_torch(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "tiny")
     code = (
         "import sys, chatrt_tui.app, chatrt_tui.main\n"
         "from chatrt.cli.main import main\n"
         "chatrt_tui.main.run = lambda *_, **__: None\n"
+        "import chatrt.cli.common; chatrt.cli.common.require_terminal = lambda: None\n"
         "codes = [main(['chat', 'ws://127.0.0.1:9']), main(['models']), main(['config']),"
         f" main(['pull', {str(folder)!r}]), main(['stop'])]\n"
         "print(codes, [m for m in ('torch', 'transformers') if m in sys.modules])\n"

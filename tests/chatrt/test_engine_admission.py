@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from chatrt.engine.admission import Admission, EngineLimits
+from chatrt.engine.admission import Admission, EngineLimits, Running
 from chatrt.errors import ContextLengthExceeded, OutOfPages
 from chatrt.pages import PageAllocator
+from chatrt.params import SamplingParams
 from chatrt.prefix import PrefixTree
 from chatrt.session import SessionManager
 from chatrt.testing.engine import turn_request
@@ -60,13 +61,25 @@ def test_only_matching_requests_are_taken_out() -> None:
     assert names(admission) == ["a", "c"]
 
 
-def test_a_request_waits_for_the_pages_that_running_sessions_need_next() -> None:
+def test_an_arrival_waits_where_running_answers_are_expected_to_grow_into_its_pages() -> None:
+    admission, sessions = queue(num_pages=8, num_expected=20)
+    running = sessions.open("", [2] * 32).session
+    sessions.reserve(running, 32)
+    admission.put(ask("a", 52, sampling=SamplingParams(max_output_tokens=100)))
+    # Six pages are free: 52 + 20 tokens take five, 20 more of the running session two.
+    assert admission.next([Running(running, num_left=100)]) is None
+    # With room for 16 more tokens only, the running session needs one.
+    taken = admission.next([Running(running, num_left=16)])
+    assert taken is not None
+    assert taken.response_id == "a"
+
+
+def test_an_arrival_that_waited_starts_when_nobody_runs_any_more() -> None:
     admission, sessions = queue(num_pages=4)
     running = sessions.open("", [2] * 32).session
     sessions.reserve(running, 32)
     admission.put(ask("a", 31))
-    # Two pages are free; the running session's next token takes one of them.
-    assert admission.next([running]) is None
+    assert admission.next([Running(running, num_left=1)]) is None
     sessions.close(running)
     taken = admission.next([])
     assert taken is not None
@@ -78,7 +91,7 @@ def test_no_more_than_so_many_sequences_run() -> None:
     admission, sessions = queue(max_num_seqs=1)
     running = sessions.open("", [2]).session
     admission.put(ask("a"))
-    assert admission.next([running]) is None
+    assert admission.next([Running(running, num_left=1)]) is None
 
 
 def test_what_cannot_fit_alone_is_refused_and_the_next_one_may_start() -> None:

@@ -102,10 +102,25 @@ def test_two_conversations_in_turn_both_stay_while_memory_allows(tokenizer: Toke
         assert again.kv.reused_tokens == len(whole) - 1
 
 
+def test_answers_that_would_outgrow_the_pool_together_wait_for_each_other(
+    tokenizer: Tokenizer, cold: ColdRuns
+) -> None:
+    engine = tiny_engine(tokenizer, num_pages=12)
+    requests = [
+        turn_request(f"{i}", tokenizer.encode(f"{i} " + "x" * 28), sampling=LONG) for i in range(8)
+    ]
+    for request in requests:
+        engine.submit(replace(request))
+    found = outcomes(run_until_idle(engine))
+    for request in requests:
+        assert found[request.response_id].end.reason is FinishReason.MAX_OUTPUT_TOKENS
+        cold.assert_equal(request, found[request.response_id])
+
+
 def test_streams_that_outgrow_the_pool_fail_youngest_first_with_the_text_they_had(
     tokenizer: Tokenizer, cold: ColdRuns
 ) -> None:
-    engine = tiny_engine(tokenizer, num_pages=5)
+    engine = tiny_engine(tokenizer, num_pages=5, num_expected=1)
     old = turn_request("old", tokenizer.encode("x" * 30), sampling=LONG)
     young = turn_request("young", tokenizer.encode("y" * 30), sampling=LONG)
     for arrival, request in enumerate((old, young)):
