@@ -42,10 +42,10 @@ def chat(
 
     A server is started in the background if none runs; its log is in the state folder.
     """
-    common.require_terminal()
     paths = common.find_paths()
     flags = {"api_key_file": api_key_file, "idle_exit_s": idle_exit}
     settings = common.load_settings(paths, flags).settings
+    common.require_terminal()
     if target is not None and target.startswith(_SCHEMES):
         endpoint = remote_endpoint(target, settings, paths)
     else:

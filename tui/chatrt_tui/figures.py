@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from chatrt.client import TurnResult
 
-_STAGES = ("queue", "tokenize", "match", "restore", "prefill", "first_sample", "send")
+_STAGES = ("tokenize", "queue", "match", "restore", "prefill", "first_sample", "send")
 
 
 def summary(result: TurnResult) -> str:
@@ -29,7 +29,7 @@ def summary(result: TurnResult) -> str:
         cached = _dict(result.usage, "input_tokens_details").get("cached_tokens", 0)
         parts.append(f"{100 * cached / num_input:.0f} % cached")
     speculation = _dict(result.timing, "speculation")
-    if speculation.get("steps") and speculation.get("mean_accepted_length"):
+    if speculation.get("drafted") and speculation.get("mean_accepted_length"):
         parts.append(f"{speculation['mean_accepted_length']:.1f} tokens/step")
     return " · ".join(parts)
 
