@@ -39,13 +39,16 @@ $(VENV)/bin/python:
 	@mkdir -p $(STAMPS)
 
 $(STAMPS)/serve: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --progress-bar on '$(TORCH)' -e '.[serve]'
+	@echo 'installing what serving needs into $(VENV) (a minute or more; torch is large)'
+	@$(BIN)/python -m pip install --quiet --progress-bar on '$(TORCH)' -e '.[serve]'
 	@touch $@
 
 $(STAMPS)/test: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet '$(TORCH)' -e '.[serve,test]'
+	@echo 'installing what the tests need into $(VENV) (a minute or more; torch is large)'
+	@$(BIN)/python -m pip install --quiet '$(TORCH)' -e '.[serve,test]'
 	@touch $@ $(STAMPS)/serve
 
 $(STAMPS)/dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet '$(TORCH)' -e '.[serve,test,dev]'
+	@echo 'installing what the checks need into $(VENV) (a minute or more; torch is large)'
+	@$(BIN)/python -m pip install --quiet '$(TORCH)' -e '.[serve,test,dev]'
 	@touch $@ $(STAMPS)/serve $(STAMPS)/test

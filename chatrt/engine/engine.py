@@ -240,7 +240,7 @@ class Engine:
         )
         tokenizer = self._target.tokenizer
         sampler = Sampler(
-            sampling, seed=seed, vocab_size=tokenizer.vocab_size, prompt_ids=request.token_ids
+            sampling, seed=seed, vocab_size=self._target.vocab_size, prompt_ids=request.token_ids
         )
         kv = KVFigures(
             reused_tokens=placement.num_reused,

@@ -34,13 +34,19 @@ class Target:
     batches: BatchBuilder
     tokenizer: Tokenizer
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that both the head and the tokenizer know; others cannot be sampled."""
+        return min(self.decoder.config.vocab_size, self.tokenizer.vocab_size)
+
     def forward(self, rows: Sequence[BatchRows], drafter: Drafter | None) -> list[Tensor]:
         """One pass; `[samples, vocab]` logits for each sequence. The drafter sees the features."""
         batch = self.batches.build(rows)
         logits = self.decoder.forward(batch, self.kv)
         if logits.features is not None and drafter is not None:
             drafter.observe(logits.features, batch.meta.write_slots)
-        return [logits.values[r.start : r.stop] for r in batch.logit_ranges]
+        values = logits.values.cpu()  # where the sampler works, until it has kernels of its own
+        return [values[r.start : r.stop] for r in batch.logit_ranges]
 
 
 def draft_requests(plan: Plan) -> list[DraftRequest]:

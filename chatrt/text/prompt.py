@@ -1,12 +1,15 @@
 """From messages to the token ids of a prompt, whole or behind an answer.
 
 Knows: the tokenizer and its template. Does not know: pages, sessions, earlier turns.
-Invariant: ids that exist are never made again; a follow-up's ids are only ever appended.
+Invariant: ids that exist are never made again; a follow-up's ids are only ever appended. Only the
+template writes control tokens: a message that spells one (`<|im_end|>`) gets ordinary tokens.
 Cost: a follow-up costs its own messages, whatever the history.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +17,10 @@ if TYPE_CHECKING:
 
     from chatrt.text.messages import Message
     from chatrt.text.tokenizer import Tokenizer
+
+# Put into a control token that a message spells, so that it is tokenised in two parts. Plain
+# letters: templates trim and split on other things.
+_BREAK = "QzChatrtBreakZq"
 
 
 class PromptBuilder:
@@ -32,13 +39,17 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._template = tokenizer.template
+        controls = sorted(filter(None, map(tokenizer.token, tokenizer.special_ids)))
+        self._controls = re.compile("|".join(map(re.escape, controls)) or r"(?!)")
 
     def first_prompt(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> list[int]:
         """The ids of a whole chat."""
-        text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
-        return self._tokenizer.encode(text)
+        text = self._template.render(
+            self._disarmed(messages), add_generation_prompt=add_generation_prompt
+        )
+        return self._encode(text)
 
     def follow_up(
         self,
@@ -51,21 +62,46 @@ class PromptBuilder:
 
         An end-of-turn token that the answer already ends with is not repeated.
         """
-        delta = self._template.render_delta(messages, add_generation_prompt=add_generation_prompt)
-        return self._without_doubled_end(self._tokenizer.encode(delta, behind=True), tip_ids)
+        delta = self._template.render_delta(
+            self._disarmed(messages), add_generation_prompt=add_generation_prompt
+        )
+        return self._without_doubled_end(self._encode(delta, behind=True), tip_ids)
 
     def open_first(self, messages: Sequence[Message]) -> list[int]:
         """The stable ids of a chat whose last message is still being typed."""
+        messages = self._disarmed(messages)
         text = self._template.render_open(messages)
-        num_fixed = _num_glue_chars(text, messages)
-        return self._tokenizer.encode_stable(text, num_fixed_chars=num_fixed)
+        return self._encode_stable(text, _num_glue_chars(text, messages))
 
     def open_follow_up(self, messages: Sequence[Message], *, tip_ids: Sequence[int]) -> list[int]:
         """The stable ids to append to an answer while the last of `messages` is being typed."""
+        messages = self._disarmed(messages)
         delta = self._template.render_open_delta(messages)
-        num_fixed = _num_glue_chars(delta, messages)
-        ids = self._tokenizer.encode_stable(delta, num_fixed_chars=num_fixed, behind=True)
+        ids = self._encode_stable(delta, _num_glue_chars(delta, messages), behind=True)
         return self._without_doubled_end(ids, tip_ids)
+
+    def _disarmed(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with a break behind the first letter of every control token in them."""
+
+        def broken(match: re.Match[str]) -> str:
+            return match[0][0] + _BREAK + match[0][1:]
+
+        return [replace(m, content=self._controls.sub(broken, m.content)) for m in messages]
+
+    def _encode(self, text: str, *, behind: bool = False) -> list[int]:
+        first, *others = text.split(_BREAK)
+        ids = self._tokenizer.encode(first, behind=behind)
+        for part in others:
+            ids += self._tokenizer.encode(part, behind=True)
+        return ids
+
+    def _encode_stable(self, text: str, num_fixed_chars: int, *, behind: bool = False) -> list[int]:
+        front, mark, last = text.rpartition(_BREAK)
+        ids = self._encode(front, behind=behind) if mark else []
+        num_fixed_chars = max(0, num_fixed_chars - len(front) - len(mark))
+        return ids + self._tokenizer.encode_stable(
+            last, num_fixed_chars=num_fixed_chars, behind=behind or bool(mark)
+        )
 
     def _without_doubled_end(self, ids: list[int], tip_ids: Sequence[int]) -> list[int]:
         if not tip_ids or tip_ids[-1] not in self._tokenizer.special_ids:
