@@ -150,7 +150,6 @@ class MemoryPlan:
 
     total_bytes: int  # what the share is taken of
     fraction_of: str  # its name, such as "RAM" or "free GPU memory"
-    weight_bytes: int
     budget_bytes: int  # for pages; only whole pages of it are used
     explicit: bool  # the budget was given in bytes, not as a fraction
     bytes_per_page: int
@@ -169,7 +168,7 @@ class MemoryPlan:
         return self.num_pages * self.page_size
 
     def describe(self) -> list[str]:
-        """Three lines for a person: the weights, the cache, and how many full contexts it holds."""
+        """Two lines for a person: the cache, and how many full contexts it holds."""
         if self.explicit:
             share = f"{format_bytes(self.kv_bytes)} of {format_bytes(self.budget_bytes)} given"
         else:
@@ -179,7 +178,6 @@ class MemoryPlan:
         pages_per_context = -(-self.max_context // self.page_size)
         fits = self.num_pages / pages_per_context
         return [
-            f"weights: {format_bytes(self.weight_bytes)}",
             f"KV cache: {self.num_pages:,} pages of {self.page_size} tokens ({share}), "
             f"{self.num_tokens:,} tokens",
             f"context: up to {self.max_context:,} tokens ({pages_per_context:,} pages), "
@@ -191,7 +189,6 @@ def plan_memory(
     *,
     available_bytes: int,
     fraction_of: str,
-    weight_bytes: int,
     fraction: float,
     explicit_bytes: int | None,
     bytes_per_page: int,
@@ -219,7 +216,6 @@ def plan_memory(
     return MemoryPlan(
         total_bytes=available_bytes,
         fraction_of=fraction_of,
-        weight_bytes=weight_bytes,
         budget_bytes=budget_bytes,
         explicit=explicit_bytes is not None,
         bytes_per_page=bytes_per_page,

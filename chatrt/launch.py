@@ -118,13 +118,19 @@ def find_server(paths: Paths) -> ServerRecord | None:
 
 def server_command(model: str, settings: Settings, port: int) -> list[str]:
     """The command line of a background server; what it does not name is found as usual."""
+    return [sys.executable, "-m", "chatrt", *server_arguments(model, settings, port)]
+
+
+def server_arguments(model: str, settings: Settings, port: int) -> list[str]:
+    """What stands behind `chatrt` in that command line."""
     idle_exit_s = settings.idle_exit_s
-    command = [sys.executable, "-m", "chatrt", "serve", model]
-    command += ["--host", settings.host, "--port", str(port)]
-    command += ["--idle-exit", f"{BACKGROUND_IDLE_EXIT_S if idle_exit_s is None else idle_exit_s}s"]
+    if idle_exit_s is None:
+        idle_exit_s = BACKGROUND_IDLE_EXIT_S
+    arguments = ["serve", model, "--host", settings.host, "--port", str(port)]
+    arguments += ["--idle-exit", f"{idle_exit_s}s"]
     if settings.api_key_file is not None:
-        command += ["--api-key-file", str(settings.api_key_file.absolute())]
-    return command
+        arguments += ["--api-key-file", str(settings.api_key_file.absolute())]
+    return arguments
 
 
 def attach_or_start(

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from chatrt.turn import FinishReason
 
 if TYPE_CHECKING:
-    from chatrt.session import PoolFigures
+    from chatrt.reclaim import PoolFigures
     from chatrt.turn import FinishedEvent, Stamps
 
 _LATENCY_BUCKETS = tuple(0.0005 * 2**i for i in range(17))  # 0.5 ms … 33 s

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,19 @@ class SamplingParams:
             )
         if any(not stop for stop in self.stop):
             raise InvalidValue("stop contains an empty string", param="stop")
+        # The engine prepares stops between two steps: long ones would hold up every stream.
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_CHARS:
+            raise InvalidValue(
+                f"stop has a string of {longest} characters, at most {MAX_STOP_CHARS} are allowed",
+                param="stop",
+            )
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidValue(
+                f"stop_token_ids has {len(self.stop_token_ids)} ids, "
+                f"at most {MAX_STOP_TOKEN_IDS} are allowed",
+                param="stop_token_ids",
+            )
 
     @property
     def greedy(self) -> bool:

@@ -1,6 +1,7 @@
 """Where chatrt keeps its files: four folders, found once at start and passed on.
 
-Knows: the platform's folders (platformdirs), `CHATRT_HOME`, the name of every file in them.
+Knows: the platform's folders (platformdirs), `CHATRT_HOME`, the name of every file in them but the
+cache's, which are chatrt.models' own.
 Does not know: what is in the files. Invariant: a folder that chatrt creates is its user's only
 (0700), and nothing is created before it is needed.
 """
@@ -51,16 +52,6 @@ class Paths:
             folders.user_state_path,
             folders.user_config_path,
         )
-
-    @property
-    def models(self) -> Path:
-        """Folder of fetched model files."""
-        return self.cache / "models"
-
-    @property
-    def tokenizers(self) -> Path:
-        """Folder of tokenizers converted from model files."""
-        return self.cache / "tokenizers"
 
     @property
     def database(self) -> Path:

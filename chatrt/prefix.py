@@ -209,21 +209,6 @@ class PrefixTree:
             num_freed += 1
         return num_freed
 
-    def drop(self, salt: str) -> int:
-        """Forgets the pages of a salt that nobody holds; returns how many."""
-        root = self._roots.get(salt)
-        if root is None:
-            return 0
-        below = list(root.children.values())
-        for node in below:  # grows while it is walked: every parent stands before its children
-            below.extend(node.children.values())
-        unheld = [node for node in reversed(below) if node.num_holds == 0]
-        for node in unheld:
-            self._unlink(node)
-        if not root.children and root.num_holds == 0 and root.num_marks == 0:
-            del self._roots[salt]
-        return len(unheld)
-
     def wipe(self, salt: str, token_ids: Sequence[int]) -> int:
         """Forgets the end of a sequence's path, up to where others branch off, hold or mark it.
 

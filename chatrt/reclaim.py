@@ -75,10 +75,10 @@ class PagePool:
         """Frees up to `count` evictable pages, oldest first; returns how many."""
         for num_freed in range(count):
             oldest_leaf = self._tree.oldest()
-            session_id, tail = next(iter(self._tails.items()), (0, None))
-            if tail is not None and (oldest_leaf is None or tail.age <= oldest_leaf):
-                del self._tails[session_id]
-                self._allocator.release(tail.page_id)
+            oldest_tail = next(iter(self._tails.values()), None)
+            if oldest_tail and (oldest_leaf is None or oldest_tail.age <= oldest_leaf):
+                self._tails.popitem(last=False)
+                self._allocator.release(oldest_tail.page_id)
             elif self._tree.evict(1) == 0:
                 return num_freed
         return count

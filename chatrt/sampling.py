@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # Noise comes from 32-bit uniforms in the open interval, so Gumbel noise is bounded by this.
 MAX_GUMBEL = -math.log(-math.log1p(-(2.0**-33)))
 _NUM_FIRST_CANDIDATES = 64
+# Divided by less, float32 scores overflow; the choice is greedy long before.
+_LEAST_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,9 @@ class Sampler:
             row = self._penalise(row, drafts_before)
         if self.params.greedy:
             return int(row.argmax())
-        return self._choose(self._filter(row / self.params.temperature), position)
+        return self._choose(
+            self._filter(row / max(self.params.temperature, _LEAST_TEMPERATURE)), position
+        )
 
     def logprobs(self, logits: Tensor, token_id: int) -> TokenLogprob:
         """Log-probabilities of one row under the model, before bias, penalties and temperature."""

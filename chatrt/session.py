@@ -20,16 +20,14 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from chatrt.errors import InvalidValue, OutOfPages
-from chatrt.reclaim import PagePool, PoolFigures
+from chatrt.reclaim import PagePool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chatrt.pages import PageAllocator
     from chatrt.prefix import PrefixMatch, PrefixNode, PrefixTree
-
-
-__all__ = ["Attached", "PageCopy", "PoolFigures", "Session", "SessionManager", "SessionState"]
+    from chatrt.reclaim import PoolFigures
 
 
 class SessionState(Enum):
@@ -62,11 +60,6 @@ class Session:
     def num_pending(self) -> int:
         """Tokens whose KV is not computed yet; 1 after a decode step."""
         return len(self.token_ids) - self.num_computed
-
-    @property
-    def num_published_pages(self) -> int:
-        """Leading pages whose tokens the tree knows."""
-        return self.tip.depth
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Settings:
         Literal["auto", "float32", "float64", "bfloat16", "float16"],
         kinds.one_of(
             *("auto", "float32", "float64", "bfloat16", "float16"),
-            doc="type of activations and KV; auto is float32 on a CPU, the model's on a GPU",
+            doc="type of activations and KV; auto is float32 on a CPU, bfloat16 on a GPU",
         ),
     ] = "auto"
     threads: Annotated[
@@ -75,7 +75,7 @@ class Settings:
         ),
     ] = None
     kv_memory_bytes: Annotated[
-        int | None, kinds.size("memory for KV pages; wins over kv_memory_fraction")
+        int | None, kinds.size("memory for KV pages, such as 4GiB; wins over kv_memory_fraction")
     ] = None
     page_size: Annotated[int, kinds.whole(1, 1024, "token slots of one KV page")] = 16
     max_context: Annotated[
@@ -88,7 +88,7 @@ class Settings:
     max_gap_ms: Annotated[
         float | None,
         kinds.above_zero(
-            "a prefill may hold a running stream up this long; unset: not limited in time"
+            "a prefill may hold a running stream up this long; none: not limited in time"
         ),
     ] = 50.0
     max_input_tokens: Annotated[
@@ -121,15 +121,16 @@ class Settings:
     idle_exit_s: Annotated[
         float | None,
         kinds.duration(
-            "end this long after the last client left; unset: never, and 30m for a server "
-            "that `chatrt chat` started"
+            "end this long (90, 90s, 30m) after the last client left; unset: never, and 30m for a "
+            "server that `chatrt chat` started"
         ),
     ] = None
     drain_s: Annotated[
-        float, kinds.duration("how long running answers may finish when the server is told to end")
+        float,
+        kinds.duration("seconds that running answers may take when the server is told to end"),
     ] = 10.0
     disconnect_grace_s: Annotated[
-        float, kinds.duration("how long an answer goes on when its client is gone")
+        float, kinds.duration("seconds that an answer goes on when its client is gone")
     ] = 0.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],

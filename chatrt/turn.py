@@ -12,8 +12,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from chatrt.errors import ChatrtError
     from chatrt.params import SamplingParams
 
@@ -127,7 +125,7 @@ class SpeculationFigures:
 
 @dataclass(frozen=True, slots=True)
 class StartedEvent:
-    """The turn left the queue; `kv` says what it found."""
+    """The turn left the queue; `seed` is the one it samples with, drawn if none was asked for."""
 
     response_id: str
     seed: int
@@ -168,8 +166,3 @@ class FinishedEvent:
 
 
 EngineEvent: TypeAlias = StartedEvent | TokensEvent | FinishedEvent
-
-
-def output_tokens(events: Sequence[EngineEvent]) -> list[int]:
-    """All token ids that a list of events emitted, in order."""
-    return [t for event in events if isinstance(event, TokensEvent) for t in event.token_ids]

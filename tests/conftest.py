@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MAX_THREADS = 4  # tiny matrices on many cores spend their time waiting for each other
 # Where it stands before tests get a home of their own.
-USER_MODELS = Paths.find(os.environ).models
+USER_MODELS = Paths.find(os.environ).cache / "models"
 
 
 def pytest_configure() -> None:
@@ -90,8 +90,8 @@ def model_cache(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="session")
 def default_model_files(model_cache: ModelCache) -> ModelFiles:
     """The default model with its tokenizer, which is converted once for all tests."""
-    from chatrt.models.registry import DEFAULT_MODEL
     from chatrt.models.sources import fetch, resolve
+    from chatrt.settings import DEFAULT_MODEL
 
     source = resolve(DEFAULT_MODEL, cache_dir=model_cache.folder)
     return fetch(source, cache_dir=model_cache.folder, progress=lambda *_: None)

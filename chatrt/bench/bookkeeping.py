@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from chatrt.batch import BatchBuilder, BatchRows
+from chatrt.batch import BatchBuilder
+from chatrt.engine.forward import batch_rows
 from chatrt.pages import PageAllocator
 from chatrt.prefix import PrefixTree
 from chatrt.scheduler import (
@@ -75,14 +76,12 @@ class _Bench:
 
     def batch(self, plan: Plan) -> None:
         """Lay the planned rows out as the engine does."""
-        rows = []
-        for planned in plan.rows:
-            session = planned.entry.session
-            pending = session.token_ids[planned.start :]
-            token_ids = [*pending, *self._proposal[: planned.num_drafts]]
-            wanted = range(len(pending) - 1, len(token_ids))
-            rows.append(BatchRows(token_ids, planned.start, session.page_ids, wanted))
-        self._batches.build(rows)
+        self._batches.build(
+            [
+                batch_rows(planned, self._proposal[: planned.num_drafts], sample=True)
+                for planned in plan.rows
+            ]
+        )
 
     def sample(self, plan: Plan) -> list[list[int]]:
         """Stands in for the model: some drafts are accepted, then comes the bonus token."""

@@ -8,12 +8,13 @@ config.toml are theirs. Should this process be killed, the server ends by itself
 from __future__ import annotations
 
 import dataclasses
+import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chatrt.launch import attach_or_start, server_command, stop_server
+from chatrt.launch import attach_or_start, server_arguments, stop_server
 from chatrt.paths import HOME_VARIABLE, Paths, ensure_folder
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def own_server(
         )
 
         def command(wanted: str, its_settings: Settings, port: int) -> list[str]:
-            python, _, _, *arguments = server_command(wanted, its_settings, port)
-            return [python, "-c", _WITH_HOME, str(home), *arguments]
+            arguments = server_arguments(wanted, its_settings, port)
+            return [sys.executable, "-c", _WITH_HOME, str(home), *arguments]
 
         try:
             yield attach_or_start(

@@ -237,11 +237,9 @@ def _server(
     url: str | None, resolved: Resolved, paths: Paths
 ) -> Iterator[tuple[Endpoint, Device | None]]:
     """The server to measure, and where its model runs if that is known."""
-    from chatrt.cli.chat import remote_endpoint, served_name
-
     settings = resolved.settings
     if url is not None:
-        yield remote_endpoint(url, settings, paths), None
+        yield common.remote_endpoint(url, settings, paths), None
         return
     from chatrt.bench.own_server import own_server
 
@@ -250,7 +248,11 @@ def _server(
         with common.waiting() as report:
             endpoint = stack.enter_context(
                 own_server(
-                    model, settings, paths, report=report, served_name=served_name(model, paths)
+                    model,
+                    settings,
+                    paths,
+                    report=report,
+                    served_name=common.served_name(model, paths),
                 )
             )
         yield endpoint, _device(resolved)
@@ -261,7 +263,7 @@ def _device(resolved: Resolved) -> Device:
     import torch
 
     from chatrt.bench.document import Device
-    from chatrt.cli.build import find_machine
+    from chatrt.cli.machine import find_machine
 
     machine = find_machine(resolved.settings)
     cuda = machine.device.type == "cuda"

@@ -7,21 +7,20 @@ Invariant: a warm runtime has run a whole turn, and forgotten it again.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
 from chatrt.batch import BatchBuilder
+from chatrt.cli.machine import Machine, find_machine, memory_plan
 from chatrt.engine import Engine, EngineLimits, Target
 from chatrt.engine.costs import measure_costs
 from chatrt.errors import StoreError
 from chatrt.host import EngineHost
-from chatrt.kvcache import KVCache, MemoryPlan, plan_memory
+from chatrt.kvcache import KVCache, MemoryPlan, format_bytes
 from chatrt.metrics import Metrics
 from chatrt.models.decoder import Decoder
 from chatrt.models.loader import Model, load_model
@@ -50,24 +49,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NUM_DRAFTS = 4
-_CPU_FRACTION = 0.25
-_GPU_FRACTION = 0.9
 _WARM_UP_TOKENS = 32
-_DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where the model runs."""
-
-    device: torch.device
-    dtype: torch.dtype
-    num_threads: int
+_SEED_BITS = 53  # a client in JavaScript can repeat the seed that it is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,49 +59,9 @@ class Runtime:
 
     engine: Engine
     tokenizer: Tokenizer
-    memory: MemoryPlan
-    machine: Machine
     model_name: str
     max_context: int
     sampling: SamplingParams
-
-
-def find_machine(settings: Settings) -> Machine:
-    """The device, dtype and threads that the settings mean on this machine."""
-    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if cuda else "cpu")
-    chosen = settings.dtype
-    dtype = (torch.bfloat16 if cuda else torch.float32) if chosen == "auto" else _DTYPES[chosen]
-    affinity = getattr(os, "sched_getaffinity", None)
-    num_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return Machine(device, dtype, settings.threads or num_cores)
-
-
-def memory_plan(
-    settings: Settings, config: ModelConfig, machine: Machine, *, weight_bytes: int
-) -> MemoryPlan:
-    """How many KV pages there will be; `weight_bytes` are already resident."""
-    bytes_per_page = KVCache.bytes_per_page(
-        num_layers=config.num_layers,
-        page_size=settings.page_size,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=machine.dtype,
-    )
-    if machine.device.type == "cuda":
-        available, name, fraction = torch.cuda.mem_get_info()[0], "free GPU memory", _GPU_FRACTION
-    else:
-        available, name, fraction = psutil.virtual_memory().total, "RAM", _CPU_FRACTION
-    return plan_memory(
-        available_bytes=available,
-        fraction_of=name,
-        weight_bytes=weight_bytes,
-        fraction=settings.kv_memory_fraction or fraction,
-        explicit_bytes=settings.kv_memory_bytes,
-        bytes_per_page=bytes_per_page,
-        page_size=settings.page_size,
-        max_context=min(settings.max_context or config.max_context, config.max_context),
-    )
 
 
 def build_runtime(
@@ -138,25 +81,25 @@ def build_runtime(
     ops = ReferenceOps(machine.dtype, machine.device)
     model = load_model(files, ops, device=machine.device, dtype=machine.dtype)
     tokenizer = Tokenizer.load(files.tokenizer_dir, eos_token_ids=model.config.eos_token_ids)
-    memory = memory_plan(settings, model.config, machine, weight_bytes=model.weights.num_bytes)
-    for line in memory.describe():
+    memory = memory_plan(settings, model.config, machine)
+    weights = f"weights: {format_bytes(model.weights.num_bytes)}"
+    for line in (weights, *memory.describe()):
         _log.info("%s", line)
     # A conversation can hold no more than the pool: the last page must stay for the answer.
     max_context = min(memory.max_context, memory.num_tokens)
-    target = _target(settings, model, ops, tokenizer, memory, machine)
+    drafter: Drafter | None = NgramDrafter() if settings.drafter == "ngram" else None
+    target = _target(settings, model, ops, tokenizer, memory, machine, drafter)
     # A turn that runs alone has no stream beside it that a chunk could hold up.
     costs: CostModel = LinearCostModel(fixed_ms=0.0, decode_row_ms=0.0, prefill_row_ms=0.0)
     if warm:
         report("warming up")
         costs = _costs(target, settings, max_context)
-    engine = _engine(settings, target, memory, max_context, costs)
+    engine = _engine(settings, target, memory, max_context, costs, drafter)
     if warm:
         _warm_up(engine, settings, max_context)
     return Runtime(
         engine=engine,
         tokenizer=tokenizer,
-        memory=memory,
-        machine=machine,
         model_name=files.name,
         max_context=max_context,
         sampling=sampling_defaults(resolved, files.name, model),
@@ -177,7 +120,6 @@ def build_service(
 
     Conversations are kept in `database`: in memory only if there is none, or it cannot be used.
     """
-
     return ChatService(
         host,
         runtime.tokenizer,
@@ -211,6 +153,7 @@ def _target(
     tokenizer: Tokenizer,
     memory: MemoryPlan,
     machine: Machine,
+    drafter: Drafter | None,
 ) -> Target:
     """The decoder with its KV cache and batches, for conversations of up to `max_context`."""
     config, max_rows = model.config, settings.max_num_batched_tokens
@@ -223,15 +166,7 @@ def _target(
         max_positions=max_positions,
         device=machine.device,
         dtype=machine.dtype,
-    )
-    kv = KVCache.allocate(
-        num_layers=config.num_layers,
-        num_pages=memory.num_pages,
-        page_size=settings.page_size,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=machine.dtype,
-        device=machine.device,
+        feature_layers=drafter.feature_layers if drafter is not None else (),
     )
     batches = BatchBuilder(
         max_rows,
@@ -240,13 +175,32 @@ def _target(
         settings.page_size,
         machine.device,
     )
+    kv = _kv_cache(settings, config, memory, machine)
     return Target(decoder, kv, batches, tokenizer)
 
 
+def _kv_cache(
+    settings: Settings, config: ModelConfig, memory: MemoryPlan, machine: Machine
+) -> KVCache:
+    return KVCache.allocate(
+        num_layers=config.num_layers,
+        num_pages=memory.num_pages,
+        page_size=settings.page_size,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=machine.dtype,
+        device=machine.device,
+    )
+
+
 def _engine(
-    settings: Settings, target: Target, memory: MemoryPlan, max_context: int, costs: CostModel
+    settings: Settings,
+    target: Target,
+    memory: MemoryPlan,
+    max_context: int,
+    costs: CostModel,
+    drafter: Drafter | None,
 ) -> Engine:
-    drafter: Drafter | None = NgramDrafter() if settings.drafter == "ngram" else None
     allocator = PageAllocator(memory.num_pages)
     tree = PrefixTree(allocator, settings.page_size)
     sessions = SessionManager(allocator, tree, page_size=settings.page_size)
@@ -267,7 +221,7 @@ def _engine(
             num_drafts=NUM_DRAFTS if drafter is not None else 0,
         ),
         clock=time.perf_counter_ns,
-        draw_seed=lambda: secrets.randbits(63),
+        draw_seed=lambda: secrets.randbits(_SEED_BITS),
     )
 
 

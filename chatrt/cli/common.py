@@ -1,7 +1,8 @@
 """What several commands need: folders, settings, sizes in words, progress on stderr.
 
 Knows: the process's environment and whether stderr is a terminal. Does not know: any command.
-Invariant: nothing here writes to stdout but `show_json`.
+Invariant: nothing here writes to stdout but `show_json`; the key of this machine is sent to this
+machine only.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from chatrt.api_keys import read_api_keys
 from chatrt.errors import InvalidValue
+from chatrt.launch import Endpoint
 from chatrt.paths import Paths
-from chatrt.settings import Resolved, load
+from chatrt.settings import Resolved, Settings, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
     from types import TracebackType
 
     from rich.progress import Progress, TaskID
@@ -50,6 +53,19 @@ def size_text(num_bytes: int) -> str:
     return decimal(num_bytes)
 
 
+def value_text(value: object) -> str:
+    """A setting's value as config.toml would have it, or the word that unsets it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | Path):
+        return f'"{value}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(f'"{one}"' for one in value) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def show_json(value: object) -> None:
     """Prints one JSON document, paths as texts."""
     import msgspec
@@ -70,6 +86,32 @@ def present_path(model: str, cache_dir: Path) -> Path | None:
     if isinstance(source, LocalModel):
         return source.path
     return next((one.path for one in list_models(cache_dir) if one.name == source.name), None)
+
+
+def served_name(model: str, paths: Paths) -> str:
+    """The name that a server of this model goes by.
+
+    Raises:
+        ModelNotFound: There is no such model.
+    """
+    from chatrt.models.sources import resolve
+
+    return resolve(model, cache_dir=paths.cache).name
+
+
+def remote_endpoint(url: str, settings: Settings, paths: Paths) -> Endpoint:
+    """The server at `url`, with the key of the settings, or this machine's own on loopback.
+
+    Raises:
+        SettingsError: The key's file cannot be read.
+    """
+    if settings.api_key_file is not None:
+        return Endpoint(url, read_api_keys(settings.api_key_file)[0])
+    from chatrt.client.http import is_loopback
+
+    if is_loopback(url) and paths.api_key.exists():
+        return Endpoint(url, read_api_keys(paths.api_key)[0])
+    return Endpoint(url, None)
 
 
 class ProgressBar:

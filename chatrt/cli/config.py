@@ -6,7 +6,6 @@ Knows: what is printed. Does not know: what a setting does. Never imports torch.
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -41,44 +40,29 @@ def config(as_json: common.JsonOption = False) -> None:
 
 
 def _show(values: dict[str, Sourced]) -> None:
-    rows = [(name, _text(one.value), one.origin) for name, one in values.items()]
+    rows = [(name, common.value_text(one.value), one.origin) for name, one in values.items()]
     name_width, value_width = (max(len(row[index]) for row in rows) for index in (0, 1))
     for name, value, origin in rows:
         typer.echo(f"{name:{name_width}} = {value:{value_width}}  # {origin}")
 
 
-def _text(value: object) -> str:
-    """The value as config.toml would have it, or the word that unsets it."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str | Path):
-        return f'"{value}"'
-    if isinstance(value, tuple):
-        return "[" + ", ".join(f'"{one}"' for one in value) + "]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _recommended(resolved: Resolved, paths: Paths) -> dict[str, object]:
     """What the model's makers recommend; nothing for a model that is not known or not there."""
-    from chatrt.models.config import generation_defaults_from_hf
+    from chatrt.models.files import ModelFiles, generation_defaults
     from chatrt.models.sources import LocalModel, resolve
 
+    model = resolved.settings.model
     try:
-        source = resolve(resolved.settings.model, cache_dir=paths.cache)
+        source = resolve(model, cache_dir=paths.cache)
+        path = common.present_path(model, paths.cache)
     except ModelNotFound:
         return {}
-    defaults = None if isinstance(source, LocalModel) else source.generation
-    if defaults is None:
-        path = common.present_path(resolved.settings.model, paths.cache)
-        file = None if path is None else path / "generation_config.json"
-        if file is None or not file.is_file():
-            return {}
-        import msgspec
-
-        defaults = generation_defaults_from_hf(msgspec.json.decode(file.read_bytes()))
-    return {one.name: getattr(defaults, one.name) for one in fields(defaults)}
+    own = None if isinstance(source, LocalModel) else source.generation
+    if own is None and path is not None:
+        own = generation_defaults(ModelFiles(source.name, path, path))
+    if own is None:
+        return {}
+    return {one.name: getattr(own, one.name) for one in fields(own)}
 
 
 def register(app: typer.Typer) -> None:

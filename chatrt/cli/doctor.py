@@ -33,7 +33,6 @@ _INSTRUCTION_SETS = (
     *("avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16"),
     *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
-_CPU_KV_FRACTION = 0.25
 
 
 def doctor(as_json: common.JsonOption = False) -> None:
@@ -57,11 +56,10 @@ def doctor(as_json: common.JsonOption = False) -> None:
 
 def find(settings: Settings, paths: Paths) -> Findings:
     """All findings, by section and name."""
-    machine = _machine()
     return {
-        "machine": machine,
+        "machine": _machine(),
         "device": _device(settings),
-        "model": _model(settings, paths, machine["ram_bytes"]),
+        "model": _model(settings, paths),
         "versions": _versions(),
         "folders": {
             name: str(getattr(paths, name)) for name in ("cache", "data", "state", "config")
@@ -115,7 +113,17 @@ def _device(settings: Settings) -> dict[str, Any]:
         import torch
     except ModuleNotFoundError:
         return {"state": "torch is not installed; chatting with a server elsewhere needs none"}
-    found: dict[str, Any] = {"setting": settings.device, "threads": torch.get_num_threads()}
+    from chatrt.cli.machine import find_machine
+
+    try:
+        machine = find_machine(settings)
+    except ChatrtError as error:
+        return {"state": error.message}
+    found: dict[str, Any] = {
+        "device": machine.device.type,
+        "dtype": str(machine.dtype).removeprefix("torch."),
+        "threads": machine.num_threads,
+    }
     if torch.cuda.is_available():
         free_bytes, total_bytes = torch.cuda.mem_get_info()
         found["gpu"] = torch.cuda.get_device_name()
@@ -125,7 +133,7 @@ def _device(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _model(settings: Settings, paths: Paths, ram_bytes: int | None) -> dict[str, Any]:
+def _model(settings: Settings, paths: Paths) -> dict[str, Any]:
     found: dict[str, Any] = {"name": settings.model}
     try:
         path = common.present_path(settings.model, paths.cache)
@@ -134,7 +142,7 @@ def _model(settings: Settings, paths: Paths, ram_bytes: int | None) -> dict[str,
             found["state"] = "not fetched; chatrt pull does it"
         else:
             found["state"] = "present"
-            found["memory_plan"] = _memory_plan(settings, path, ram_bytes)
+            found["memory_plan"] = _memory_plan(settings, path)
     except (ChatrtError, OSError) as error:
         found["state"] = str(error)
     except ModuleNotFoundError as error:
@@ -142,38 +150,17 @@ def _model(settings: Settings, paths: Paths, ram_bytes: int | None) -> dict[str,
     return found
 
 
-def _memory_plan(settings: Settings, path: Path, ram_bytes: int | None) -> list[str]:
+def _memory_plan(settings: Settings, path: Path) -> list[str]:
     """The plan on a CPU; on a GPU it depends on what is free once the weights are there."""
-    import torch
-
-    from chatrt.kvcache import KVCache, plan_memory
+    from chatrt.cli.machine import find_machine, memory_plan
     from chatrt.models.files import ModelFiles
     from chatrt.models.loader import read_config
 
-    on_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
-    if on_gpu or ram_bytes is None:
+    machine = find_machine(settings)
+    if machine.device.type != "cpu":
         return ["made at start, of the memory that is then free"]
-    files = ModelFiles(settings.model, path, path)
-    config = read_config(files)
-    dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    bytes_per_page = KVCache.bytes_per_page(
-        num_layers=config.num_layers,
-        page_size=settings.page_size,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=dtype,
-    )
-    plan = plan_memory(
-        available_bytes=ram_bytes,
-        fraction_of="RAM",
-        weight_bytes=sum(one.stat().st_size for one in files.weight_files()),
-        fraction=settings.kv_memory_fraction or _CPU_KV_FRACTION,
-        explicit_bytes=settings.kv_memory_bytes,
-        bytes_per_page=bytes_per_page,
-        page_size=settings.page_size,
-        max_context=min(settings.max_context or config.max_context, config.max_context),
-    )
-    return plan.describe()
+    config = read_config(ModelFiles(settings.model, path, path))
+    return memory_plan(settings, config, machine).describe()
 
 
 def _versions() -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from chatrt.cli import common
+from chatrt.settings import Settings, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,84 +27,59 @@ if TYPE_CHECKING:
     from chatrt.models.files import ModelFiles
     from chatrt.paths import Paths
     from chatrt.server.settings import ServerSettings
-    from chatrt.settings import Resolved, Settings
+    from chatrt.service.deferred import DeferredService
+    from chatrt.settings import Resolved
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 # How soon the network's thread gets the interpreter back from the engine's between two bytecodes.
 _SWITCH_INTERVAL_S = 0.0005
+_SETTINGS, _DEFAULTS = describe(), Settings()
+
+
+def _help(name: str) -> str:
+    """What a setting says of itself, and its default."""
+    setting, default = _SETTINGS[name], getattr(_DEFAULTS, name)
+    text = f"{setting.doc[0].upper()}{setting.doc[1:]}"
+    if setting.allowed.startswith("one of"):
+        text += f": {setting.allowed}"
+    shown = "" if default in (None, (), False) else common.value_text(default).strip('"')
+    return f"{text}. [{shown}]" if shown else f"{text}."
 
 
 def serve(
-    model: Annotated[
-        str | None, typer.Argument(help="Name, file, folder or org/name; default: the settings'.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. [8642]")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. [auto]")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, float64, bfloat16 or float16. [auto]")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads that compute. [all cores]")] = None,
+    model: Annotated[str | None, typer.Argument(help=_help("model"))] = None,
+    host: Annotated[str | None, typer.Option(help=_help("host"))] = None,
+    port: Annotated[int | None, typer.Option(help=_help("port"))] = None,
+    device: Annotated[str | None, typer.Option(help=_help("device"))] = None,
+    dtype: Annotated[str | None, typer.Option(help=_help("dtype"))] = None,
+    threads: Annotated[int | None, typer.Option(help=_help("threads"))] = None,
     kv_memory_fraction: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of memory for KV pages. [0.9 free on a GPU, 0.25 of RAM on a CPU]"
-        ),
+        float | None, typer.Option(help=_help("kv_memory_fraction"))
     ] = None,
-    kv_memory_bytes: Annotated[
-        str | None, typer.Option(help="Memory for KV pages, such as 4GiB; wins over the fraction.")
-    ] = None,
-    page_size: Annotated[int | None, typer.Option(help="Token slots of a page. [16]")] = None,
-    max_context: Annotated[
-        int | None, typer.Option(help="Longest conversation in tokens. [the model's]")
-    ] = None,
+    kv_memory_bytes: Annotated[str | None, typer.Option(help=_help("kv_memory_bytes"))] = None,
+    page_size: Annotated[int | None, typer.Option(help=_help("page_size"))] = None,
+    max_context: Annotated[int | None, typer.Option(help=_help("max_context"))] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Most rows of one step. [512]")
+        int | None, typer.Option(help=_help("max_num_batched_tokens"))
     ] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(help="Most sequences that run at once. [64]")
-    ] = None,
-    max_gap_ms: Annotated[
-        str | None, typer.Option(help="Longest gap of a stream while others prefill, or none.")
-    ] = None,
-    max_input_tokens: Annotated[
-        int | None, typer.Option(help="Longest prompt in tokens. [what the context leaves]")
-    ] = None,
-    max_output_tokens: Annotated[
-        int | None, typer.Option(help="Longest answer in tokens. [4096]")
-    ] = None,
-    drafter: Annotated[str | None, typer.Option(help="none or ngram. [none]")] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File with API keys, one a line; default: the generated.")
-    ] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help=_help("max_num_seqs"))] = None,
+    max_gap_ms: Annotated[str | None, typer.Option(help=_help("max_gap_ms"))] = None,
+    max_input_tokens: Annotated[int | None, typer.Option(help=_help("max_input_tokens"))] = None,
+    max_output_tokens: Annotated[int | None, typer.Option(help=_help("max_output_tokens"))] = None,
+    drafter: Annotated[str | None, typer.Option(help=_help("drafter"))] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help=_help("api_key_file"))] = None,
     insecure_no_auth: Annotated[
-        bool | None, typer.Option("--insecure-no-auth", help="Serve without an API key.")
+        bool | None, typer.Option("--insecure-no-auth", help=_help("insecure_no_auth"))
     ] = None,
-    allow_origin: Annotated[
-        list[str] | None, typer.Option(help="Web origin allowed besides loopback; repeatable.")
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="Name of this host in requests; repeatable.")
-    ] = None,
-    share_prefixes: Annotated[
-        str | None, typer.Option(help="Who shares cached prefixes: key or global. [key]")
-    ] = None,
-    store: Annotated[
-        bool | None, typer.Option("--store/--no-store", help="Keep conversations on disk.")
-    ] = None,
-    idle_exit: Annotated[
-        str | None, typer.Option(help="End this long after the last client left. [never]")
-    ] = None,
-    drain: Annotated[
-        str | None, typer.Option(help="How long answers may finish on SIGTERM. [10s]")
-    ] = None,
-    disconnect_grace: Annotated[
-        str | None, typer.Option(help="How long an answer goes on without its client. [0s]")
-    ] = None,
-    log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error. [info]")
-    ] = None,
+    allow_origin: Annotated[list[str] | None, typer.Option(help=_help("allow_origin"))] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help=_help("allow_host"))] = None,
+    share_prefixes: Annotated[str | None, typer.Option(help=_help("share_prefixes"))] = None,
+    store: Annotated[bool | None, typer.Option("--store/--no-store", help=_help("store"))] = None,
+    idle_exit: Annotated[str | None, typer.Option(help=_help("idle_exit_s"))] = None,
+    drain: Annotated[str | None, typer.Option(help=_help("drain_s"))] = None,
+    disconnect_grace: Annotated[str | None, typer.Option(help=_help("disconnect_grace_s"))] = None,
+    log_level: Annotated[str | None, typer.Option(help=_help("log_level"))] = None,
 ) -> None:
     """Serve a model on a WebSocket (OpenAI's Responses API)."""
     given = locals()
@@ -164,7 +140,7 @@ async def _serve(resolved: Resolved, paths: Paths) -> None:
 
 
 async def _load_and_run(
-    service: object,
+    service: DeferredService,
     resolved: Resolved,
     paths: Paths,
     report: Callable[[str], None],
@@ -173,9 +149,7 @@ async def _load_and_run(
     """Make the service ready, and take it down again when the server has ended."""
     from chatrt.cli.build import build_runtime, build_service
     from chatrt.host import EngineHost
-    from chatrt.service.deferred import DeferredService
 
-    assert isinstance(service, DeferredService)
     settings = resolved.settings
     files = await _in_daemon_thread(lambda: _fetch(settings, paths, report))
     runtime = await _in_daemon_thread(lambda: build_runtime(files, resolved, report))

@@ -11,11 +11,9 @@ Cost: events wait in memory, unbounded, until their iterator is read.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Self, cast
-from urllib.parse import urlsplit
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
@@ -28,7 +26,7 @@ from websockets.exceptions import (
 )
 from websockets.frames import DATA_OPCODES, Frame
 
-from chatrt.client.http import HttpRoutes, websocket_url
+from chatrt.client.http import HttpRoutes, is_loopback, websocket_url
 from chatrt.client.messages import (
     TERMINAL_TYPES,
     ClientEvent,
@@ -333,7 +331,7 @@ async def _open(
             open_timeout=_OPEN_TIMEOUT_S,
             close_timeout=_CLOSE_TIMEOUT_S,
             # A proxy of the environment is never asked for this machine's own server.
-            proxy=None if _is_loopback(address) else True,
+            proxy=None if is_loopback(address) else True,
             create_connection=_StampedConnection,
             ssl=tls,
         )
@@ -354,14 +352,6 @@ async def _open(
     except (InvalidHandshake, WebSocketException, OSError, EOFError) as error:
         raise ServerUnavailable(f"no server answers at {address}: {error}") from error
     return cast("_StampedConnection", websocket)
-
-
-def _is_loopback(address: str) -> bool:
-    host = urlsplit(address).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _lost_error(closed: ConnectionClosed) -> ServerUnavailable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import ipaddress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -33,6 +34,15 @@ def websocket_url(url: str) -> str:
         raise ServerUnavailable(f"{url!r} is not an address like ws://127.0.0.1:8642")
     path = parts.path if parts.path.strip("/") else "/v1/responses"
     return parts._replace(scheme=schemes[parts.scheme], path=path, fragment="").geturl()
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the host of `url` is this machine, said by `localhost` or by an address."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class HttpRoutes:

@@ -53,7 +53,7 @@ class Engine:
         drafter: Proposes tokens, or None.
         limits: Caps.
         clock: Nanoseconds, monotonic.
-        draw_seed: A fresh 63-bit seed for a request that names none.
+        draw_seed: A fresh seed for a request that names none.
     """
 
     def __init__(

@@ -41,6 +41,11 @@ class Cut:
     num_kept: int
     remainder_ids: list[int]
 
+    @property
+    def num_shown(self) -> int:
+        """Tokens of which at least a part was sent."""
+        return self.num_kept + bool(self.remainder_ids)
+
 
 @dataclass(slots=True)
 class LiveTurn:
@@ -109,11 +114,12 @@ class LiveTurn:
         self.last_token_ns = time_ns
         if self.finish in (FinishReason.MAX_OUTPUT_TOKENS, FinishReason.END_OF_TURN):
             pieces.append(self._release())
-        return Emitted(
-            text=self._give_out("".join(pieces)),
-            token_ids=tuple(token_ids[:num_taken]),
-            logprobs=tuple(logprobs[:num_taken]),
-        )
+        text = self._give_out("".join(pieces))
+        num_before = len(self.token_ids) - num_taken
+        num_shown = num_taken
+        if self.stop_string is not None:
+            num_shown = max(0, self.cut().num_shown - num_before)
+        return Emitted(text, tuple(token_ids[:num_taken]), tuple(logprobs[:num_shown]))
 
     def cut(self) -> Cut:
         """Which ids stay when the answer ends at what was sent (stop string, cancel)."""
@@ -148,7 +154,9 @@ class LiveTurn:
         """Text still held back when the answer ends without a stop string."""
         if self.stop_string is not None:
             return ""
-        found = self._stops.push(self._detokenizer.flush())
+        # Cut by the cap inside a character, its bytes are not text that the model meant.
+        cut_short = self.finish is FinishReason.MAX_OUTPUT_TOKENS
+        found = self._stops.push("" if cut_short else self._detokenizer.flush())
         if found.stop is None:
             return found.text + self._stops.flush()
         self.stop_string = found.stop

@@ -81,7 +81,6 @@ class Decoder:
         self.config = config
         self.weights = weights
         self.max_rows = max_rows
-        self.max_positions = max_positions
         self.feature_layers = feature_layers
         self._ops = ops
         self._scale = config.head_dim**-0.5

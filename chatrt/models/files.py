@@ -1,6 +1,7 @@
 """Where a model's files lie on this machine, and whether they are the ones expected.
 
-Knows: paths, sizes, SHA-256, the note beside a checked file. Does not know: networks, tensors.
+Knows: paths, sizes, SHA-256, the note beside a checked file, the small JSON files beside weights.
+Does not know: networks, tensors. Importing this module imports no torch.
 Invariant: a file is hashed again whenever its size or modification time differs from the note's.
 Cost: a checked file costs one `stat` and one small read; hashing 98 MB takes about 0.1 s.
 """
@@ -11,14 +12,14 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chatrt.errors import ModelFileError
+from chatrt.models.config import GenerationDefaults, generation_defaults_from_hf
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
-
-    from chatrt.models.config import GenerationDefaults
 
 _SAMPLE_BYTES = 64 * 1024
 _NUM_SAMPLES = 64
@@ -53,6 +54,35 @@ class ModelFiles:
     def weight_files(self) -> tuple[Path, ...]:
         """The files that hold tensors, in a fixed order."""
         return (self.path,) if self.is_gguf else tuple(sorted(self.path.glob("*.safetensors")))
+
+
+def generation_defaults(files: ModelFiles) -> GenerationDefaults:
+    """The sampling recommendation: the name list's, else `generation_config.json`, else nothing."""
+    if files.generation is not None:
+        return files.generation
+    path = files.path / "generation_config.json"
+    if files.is_gguf or not path.is_file():
+        return GenerationDefaults()
+    return generation_defaults_from_hf(read_json(path))
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file of a model.
+
+    Raises:
+        ModelFileError: It cannot be read, or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelFileError(f"{path} is damaged: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelFileError(
+            f"{path} is damaged: it holds a {type(values).__name__}, not an object"
+        )
+    return values
 
 
 def check_hash(path: Path, sha256: str) -> None:

@@ -10,7 +10,6 @@ files are copied once (row order).
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,23 +17,16 @@ import numpy as np
 import torch
 
 from chatrt.errors import ModelFileError
-from chatrt.models.config import (
-    GenerationDefaults,
-    ModelConfig,
-    generation_defaults_from_hf,
-)
 from chatrt.models.config_gguf import config_from_gguf
 from chatrt.models.config_hf import config_from_hf
-from chatrt.models.files import ModelFiles, fingerprint
+from chatrt.models.files import ModelFiles, fingerprint, generation_defaults, read_json
 from chatrt.models.gguf_file import GgufFile, unpermute_rows
 from chatrt.models.safetensors_file import SafetensorsFolder
 from chatrt.models.weights import DecoderWeights, LayerWeights, Projection
 from chatrt_kernels.formats import QuantFormat, QuantizedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
+    from chatrt.models.config import GenerationDefaults, ModelConfig
     from chatrt_kernels.ops import Ops, Weight
 
 _PERMUTED_GGUF = ("llama", "smollm3")  # architectures whose query and key rows are interleaved
@@ -114,7 +106,7 @@ def load_model(
         tensors = GgufFile(files.path)
         config = config_from_gguf(tensors.metadata, tensors.shapes)
     else:
-        config = config_from_hf(_read_json(files.path / "config.json"))
+        config = config_from_hf(read_json(files.path / "config.json"))
         tensors = SafetensorsFolder(files.path)
     defaults = generation_defaults(files)
     config = replace(config, eos_token_ids=config.eos_token_ids | defaults.eos_token_ids)
@@ -128,17 +120,7 @@ def read_config(files: ModelFiles) -> ModelConfig:
     if files.is_gguf:
         file = GgufFile(files.path)
         return config_from_gguf(file.metadata, file.shapes)
-    return config_from_hf(_read_json(files.path / "config.json"))
-
-
-def generation_defaults(files: ModelFiles) -> GenerationDefaults:
-    """The sampling recommendation: the name list's, else `generation_config.json`, else nothing."""
-    if files.generation is not None:
-        return files.generation
-    path = files.path / "generation_config.json"
-    if files.is_gguf or not path.is_file():
-        return GenerationDefaults()
-    return generation_defaults_from_hf(_read_json(path))
+    return config_from_hf(read_json(files.path / "config.json"))
 
 
 def load_weights(
@@ -274,17 +256,3 @@ def _quantized(matrix: torch.Tensor, quant_format: QuantFormat) -> QuantizedTens
     packed: Any = gguf.quants.quantize(matrix.to(torch.float32).numpy(), kind)
     data = torch.from_numpy(np.ascontiguousarray(packed).view(np.uint8))
     return QuantizedTensor(quant_format, data, (out_features, in_features))
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelFileError(f"{path} is damaged: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelFileError(
-            f"{path} is damaged: it holds a {type(values).__name__}, not an object"
-        )
-    return values

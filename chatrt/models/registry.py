@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from chatrt.models.config import GenerationDefaults
+from chatrt.settings import DEFAULT_MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,6 @@ class KnownModel:
     generation: GenerationDefaults | None = None
 
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
 # Temperature and top-p are the model card's. Without the penalty these small models fall into
 # loops ("la femme, la femme, …") on every second or third everyday question.
 _SMOLLM2_GENERATION = GenerationDefaults(temperature=0.2, top_p=0.9, repetition_penalty=1.1)

@@ -105,13 +105,19 @@ class Connection:
 
     async def run(self) -> None:
         """Serve until the socket closes; then leave the responses as the grace period says."""
-        writer = asyncio.create_task(self._write())
+        reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        tasks = (reader, writer)
         try:
-            await self._read()
+            # A reader that waits for room in the outbox does not see the socket close: the writer
+            # does, and either one's end is the connection's.
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            writer.cancel()
+            for task in tasks:
+                task.cancel()
             await self._leave()
-            await asyncio.gather(writer, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if not reader.cancelled():
+            reader.result()
 
     async def drain(self) -> None:
         """Refuse new turns from now on; returns when the running ones are sent."""
@@ -127,17 +133,21 @@ class Connection:
 
     async def answer(self, lane: Lane, waiting: Waiting) -> None:
         """Create the response and return when its last event was sent (`LaneHost`)."""
-        async with self._active:
+        holds_slot = await self._wait_for_slot(lane)
+        try:
             log = await self._create(lane, waiting)
             if log is None:
                 return
             lane.log = log
             sent = asyncio.Event()
             self._attach(log, lane.stream_id, sent.set)
-            if lane.cancel_asked:
+            if lane.cancel_asked.is_set():
                 await self._cancel(log.response_id, lane.stream_id)
             await sent.wait()
             lane.log = None
+        finally:
+            if holds_slot:
+                self._active.release()
 
     async def prefill(self, lane: Lane, waiting: Waiting) -> None:
         """Create a typed-ahead response and return at once (`LaneHost`)."""
@@ -256,9 +266,23 @@ class Connection:
         if lane is None or lane.worker is None:
             return  # it ended while the cancel was on its way
         if lane.log is None:
-            lane.cancel_asked = True  # its log does not exist yet
+            lane.cancel_asked.set()  # its log does not exist yet
         else:
             await self._service.cancel(lane.log.response_id, self._peer.key_id)
+
+    async def _wait_for_slot(self, lane: Lane) -> bool:
+        """Take one of the active slots; False when the lane was cancelled before there was one."""
+        if not self._active.locked():
+            return await self._active.acquire()
+        slot = asyncio.ensure_future(self._active.acquire())
+        cancelled = asyncio.ensure_future(lane.cancel_asked.wait())
+        try:
+            await asyncio.wait((slot, cancelled), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            cancelled.cancel()
+            if not slot.done():
+                slot.cancel()
+        return slot.done() and not slot.cancelled()
 
     async def _cancel(self, response_id: str, stream_id: str | None) -> None:
         try:
@@ -286,7 +310,7 @@ class Connection:
                     await self._socket.send(encode(outgoing.event), text=True)
                 self._outbox.sent(outgoing, self._clock())
         except ConnectionClosed:
-            pass  # the reader sees it too, and cleans up
+            pass  # as the reader's: the connection ends
         except TimeoutError:
             logger.info("connection %s takes no data, closing", self._peer.connection_id)
             await self._socket.close(CloseCode.TRY_AGAIN_LATER, "the client reads too slowly")

@@ -51,7 +51,7 @@ class Lane:
     def __init__(self, stream_id: str | None, host: LaneHost, max_queued: int) -> None:
         self.stream_id = stream_id
         self.log: ResponseLog | None = None
-        self.cancel_asked = False
+        self.cancel_asked = asyncio.Event()
         self.generation = 0
         self._host = host
         self._max_queued = max_queued
@@ -104,7 +104,7 @@ class Lane:
                     self._host.refuse(self, item)
                 else:
                     await self._host.answer(self, item)
-                self.cancel_asked = False
+                self.cancel_asked.clear()
         finally:
             self._worker = None
         if self._typed_ahead is not None:

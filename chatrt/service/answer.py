@@ -80,6 +80,8 @@ class Answer:
                 body["store_error"] = store_error.message
             return body
 
+        if event.stop_string is not None:
+            self.events.keep_logprobs(_num_output(event))
         if event.reason is FinishReason.FAILED:
             self.events.failed(event.error or ChatrtError("the turn failed"), usage, figures)
         elif event.reason is FinishReason.CANCELLED:
@@ -93,7 +95,7 @@ class Answer:
         """Token counts as the API reports them."""
         return Usage(
             input_tokens=len(self.request.token_ids),
-            output_tokens=event.num_generated,
+            output_tokens=_num_output(event),
             cached_tokens=event.kv.reused_tokens,
             cache_write_tokens=event.kv.computed_tokens,
         )
@@ -172,6 +174,11 @@ class Answer:
 
 def _messages_json(messages: Sequence[Message]) -> str:
     return _json([{"role": message.role, "content": message.content} for message in messages])
+
+
+def _num_output(event: FinishedEvent) -> int:
+    """Tokens of the answer: those that a stop string cut off do not count."""
+    return event.num_generated if event.stop_string is None else len(event.output_ids)
 
 
 def _json(value: object) -> str:

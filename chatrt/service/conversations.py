@@ -73,7 +73,10 @@ class Conversations:
             done = self._store.update_conversation(conversation_id, key_id, title=title)
             await asyncio.wrap_future(done)
         bodies = await self.listed(None, key_id)
-        return next(body for body in bodies if body["id"] == conversation_id)
+        found = next((body for body in bodies if body["id"] == conversation_id), None)
+        if found is None:  # deleted in between
+            raise NotFound(f"conversation {conversation_id} does not exist", param="id")
+        return found
 
     async def delete(self, conversation_id: str, key_id: str) -> list[str]:
         """Forget a conversation; returns the ids of its turns, stored or not."""

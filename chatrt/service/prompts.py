@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from chatrt.store import StoredTurn
     from chatrt.text.prompt import PromptBuilder
 
+_SLACK = 8  # dropping turns leaves this part of the context free
 PREFILLED = "prefilled"  # status of a stored turn that has no answer (`generate: false`)
 
 
@@ -69,6 +70,17 @@ class PromptPlanner:
         self._builder = builder
         self._model = model
         self._max_context = max_context
+
+    def num_chars(self, ask: Ask, chain: Sequence[StoredTurn]) -> int:
+        """At most how many characters `plan` will tokenise: the turn's own, and renewed history."""
+        num_own = sum(len(message.content) for message in ask.messages)
+        num_own += len(ask.instructions or "")
+        changes_front = any(turn.instructions != ask.instructions for turn in chain[-2:])
+        other_model = any(turn.model != self._model for turn in chain)
+        renewed = [turn for turn in chain[-1:] if turn.status == PREFILLED]
+        if ask.drop_oldest or changes_front or other_model:
+            renewed = list(chain)
+        return num_own + sum(len(turn.input_json) + len(turn.text) for turn in renewed)
 
     def plan(self, ask: Ask, chain: Sequence[StoredTurn]) -> PlannedPrompt:
         """The sequence of `ask` behind `chain`, root first.
@@ -128,12 +140,14 @@ class PromptPlanner:
     def _drop_oldest(
         self, ask: Ask, chain: Sequence[StoredTurn], planned: PlannedPrompt
     ) -> PlannedPrompt:
+        # With some slack, or each of the next turns would drop one more and compute all the rest.
+        limit = self._max_context - ask.num_reserved - self._max_context // _SLACK
         for num_dropped in range(1, len(chain) + 1):
             ids = self._rebuilt(ask, chain, num_dropped=num_dropped)
             planned = replace(
                 self._replanned(ids, ask, chain, "truncated"), num_dropped_turns=num_dropped
             )
-            if len(ids) + ask.num_reserved <= self._max_context:
+            if len(ids) <= limit:
                 break
         return planned
 

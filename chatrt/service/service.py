@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from chatrt.errors import ChatrtError, InvalidValue, ModelNotFound, StoreError
+from chatrt.errors import ChatrtError, Conflict, InvalidValue, ModelNotFound, NotFound, StoreError
 from chatrt.service.answer import Answer
 from chatrt.service.conversations import Conversations
 from chatrt.service.history import History
@@ -179,7 +179,7 @@ class ChatService:
         """Forget a response: its text, its ids, the KV pages that only it needs."""
         answer = self._answers.get(response_id)
         if answer is not None and answer.log.key_id == key_id:
-            await self.cancel(response_id, key_id)
+            self.abandon(response_id)
             await answer.log_closed.wait()
         turn = await self._history.turn(response_id, key_id)
         if self._store is not None and self._history.is_on_disk(response_id, key_id):
@@ -221,7 +221,7 @@ class ChatService:
         await self._conversations.require(conversation_id, key_id)
         running = [a for a in self._answers.values() if a.log.conversation_id == conversation_id]
         for answer in running:
-            await self.cancel(answer.log.response_id, key_id)
+            self.abandon(answer.log.response_id)
             await answer.log_closed.wait()
         response_ids = await self._conversations.delete(conversation_id, key_id)
         self._host.post(lambda engine: engine.forget(response_ids))
@@ -297,13 +297,13 @@ class ChatService:
         kind = TurnKind.ANSWER
         if not message.generate:
             kind = TurnKind.TYPED_AHEAD if message.partial else TurnKind.PREFILL
-        half = self._settings.max_context // 2
+        quarter = self._settings.max_context // 4
         return Ask(
             messages=tuple(Message(item.role, item.content) for item in message.input),
             instructions=message.instructions,
             kind=kind,
             drop_oldest=message.truncation == "auto",
-            num_reserved=min(sampling.max_output_tokens or half // 2, half),
+            num_reserved=min(sampling.max_output_tokens or quarter, quarter),
         )
 
     async def _place(
@@ -312,6 +312,7 @@ class ChatService:
         """The conversation that the turn belongs to, and the turns before it."""
         if message.conversation is not None:
             parent_id = await self._conversations.newest(message.conversation, key_id)
+            self._check_not_answering(message)
             chain = [] if parent_id is None else await self._history.chain(parent_id, key_id)
             return message.conversation, chain
         if message.previous_response_id is None:
@@ -319,8 +320,19 @@ class ChatService:
         chain = await self._history.chain(message.previous_response_id, key_id)
         return chain[-1].conversation_id, chain
 
+    def _check_not_answering(self, message: ResponseCreate) -> None:
+        """A conversation has one next turn: two at once would hide each other's in its list."""
+        for answer in self._answers.values():
+            running = answer.log.conversation_id == message.conversation
+            if running and answer.request.kind is TurnKind.ANSWER and not message.partial:
+                raise Conflict(
+                    f"conversation {message.conversation} is being answered by "
+                    f"{answer.log.response_id}; wait for it, or fork with previous_response_id",
+                    param="conversation",
+                )
+
     async def _plan(self, ask: Ask, chain: Sequence[StoredTurn]) -> PlannedPrompt:
-        if sum(len(message.content) for message in ask.messages) <= _INLINE_CHARS:
+        if self._planner.num_chars(ask, chain) <= _INLINE_CHARS:
             planned = self._planner.plan(ask, chain)
         else:
             planned = await asyncio.to_thread(self._planner.plan, ask, chain)
@@ -364,15 +376,20 @@ class ChatService:
             turn = answer.stored_whole(event, await self._history.known_chain(parent_id, key_id))
         self._history.add(turn, on_disk=False)
         self._conversations.ended(turn)
-        if not wanted or self._store is None:
-            return self._unstorable if answer.fields.store else None
         try:
-            await asyncio.wrap_future(self._store.save_turn(turn))
+            if wanted and self._store is not None:
+                await asyncio.wrap_future(self._store.save_turn(turn))
+                self._history.add(turn, on_disk=True)
+            elif turn.conversation_id is not None:
+                await self._conversations.require(turn.conversation_id, key_id)
+        except NotFound as error:  # the conversation was deleted meanwhile: so is its turn
+            self._history.forget([turn.response_id])
+            self._host.post(lambda engine: engine.forget([turn.response_id]))
+            return error
         except ChatrtError as error:
             _log.warning("a turn is kept in memory only: %s", error)
             return error
-        self._history.add(turn, on_disk=True)
-        return None
+        return self._unstorable if answer.fields.store else None
 
 
 def _num_drafts(message: ResponseCreate) -> int | None:

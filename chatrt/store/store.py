@@ -49,9 +49,9 @@ WITH RECURSIVE chain (id, parent, depth) AS (
 SELECT {", ".join("turns." + one for one in _COLUMNS)}
 FROM chain JOIN turns ON turns.response_id = chain.id ORDER BY depth DESC
 """
+# By rowid, the order in which turns were saved: a clock may be set back between two turns.
 _LAST_TURN = """
-SELECT response_id FROM turns WHERE conversation_id = c.id ORDER BY created_at DESC, rowid DESC
-LIMIT 1
+SELECT response_id FROM turns WHERE conversation_id = c.id ORDER BY rowid DESC LIMIT 1
 """
 _CONVERSATIONS = f"""
 SELECT c.id, c.title, c.created_at, c.updated_at,

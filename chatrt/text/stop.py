@@ -35,50 +35,35 @@ class StopScanner:
         self._patterns = [_Pattern(stop) for stop in stops]
         self._held = ""
         self._found: str | None = None
-        self._num_sent = 0
 
     @property
-    def held(self) -> int:
+    def num_held(self) -> int:
         """Number of characters pushed but not yet released."""
         return len(self._held)
-
-    @property
-    def chars_sent(self) -> int:
-        """Number of characters released so far."""
-        return self._num_sent
-
-    @property
-    def stop(self) -> str | None:
-        """The stop string that was found, if any."""
-        return self._found
 
     def push(self, text: str) -> StopResult:
         """Take the next piece. At a stop, it and everything behind it are dropped, for good."""
         if self._found is not None:
             return StopResult("", self._found)
         if not self._patterns:
-            return StopResult(self._release(text))
+            return StopResult(text)
         pending = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
             complete = [p.stop for p in self._patterns if p.advance(character)]
             if complete:
                 self._found = max(complete, key=len)
                 self._held = ""
-                return StopResult(self._release(pending[: end - len(self._found)]), self._found)
+                return StopResult(pending[: end - len(self._found)], self._found)
         num_held = max(pattern.num_matched for pattern in self._patterns)
         border = len(pending) - num_held
         self._held = pending[border:]
-        return StopResult(self._release(pending[:border]))
+        return StopResult(pending[:border])
 
     def flush(self) -> str:
         """Release what is held, at the end of the stream."""
         text, self._held = self._held, ""
         for pattern in self._patterns:
             pattern.num_matched = 0
-        return self._release(text)
-
-    def _release(self, text: str) -> str:
-        self._num_sent += len(text)
         return text
 
 

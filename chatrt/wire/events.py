@@ -212,6 +212,10 @@ class AnswerEvents:
         if text:
             self._append_delta(text, chatrt)
 
+    def keep_logprobs(self, num_tokens: int) -> None:
+        """Forget held log-probabilities of tokens behind the first `num_tokens` of the answer."""
+        del self._held_logprobs[max(0, num_tokens - len(self._logprobs)) :]
+
     def complete(self, usage: Usage, figures: Figures | None = None) -> None:
         """The model ended its turn, or the prefill is done."""
         self._end("response.completed", "completed", usage=usage, figures=figures)

@@ -27,6 +27,7 @@ LOGPROBS_INCLUDE = "message.output_text.logprobs"
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 Role: TypeAlias = Literal["user", "system", "developer", "assistant"]
+Title: TypeAlias = Annotated[str, Meta(max_length=256)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
@@ -158,7 +159,7 @@ class ConversationCreate(
 ):
     """Open a conversation; answered by `chatrt.conversation.created`."""
 
-    title: str | None = None
+    title: Title | None = None
     stream_id: str | None = None
 
 
@@ -172,7 +173,7 @@ class ConversationUpdate(
     """Rename a conversation; answered by `chatrt.conversation.updated`."""
 
     id: str
-    title: str
+    title: Title
     stream_id: str | None = None
 
 

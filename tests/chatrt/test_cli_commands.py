@@ -14,10 +14,8 @@ from chatrt.api_keys import ensure_api_keys
 from chatrt.cli import chat, common
 from chatrt.cli.main import app
 from chatrt.launch import Endpoint, register_server
-from chatrt.models.registry import DEFAULT_MODEL
 from chatrt.paths import Paths
-from chatrt.settings import DEFAULT_MODEL as DEFAULT_OF_THE_SETTINGS
-from chatrt.settings import Settings, describe
+from chatrt.settings import DEFAULT_MODEL, Settings, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,23 +68,19 @@ def configure(paths: Paths, text: str) -> None:
 # models, pull
 
 
-def test_settings_and_the_name_list_agree_on_the_default_model() -> None:
-    assert DEFAULT_OF_THE_SETTINGS == DEFAULT_MODEL
-
-
 def test_models_marks_the_default_and_what_is_present(paths: Paths) -> None:
-    paths.models.mkdir(parents=True)
-    (paths.models / "own.gguf").write_bytes(b"x" * 2000)
+    (paths.cache / "models").mkdir(parents=True)
+    (paths.cache / "models" / "own.gguf").write_bytes(b"x" * 2000)
     configure(paths, "model = 'own'\n")
     (line,) = [one for one in output("models").splitlines() if one.startswith("*")]
-    assert line.split() == ["*", "own", "2.0", "kB", str(paths.models / "own.gguf")]
+    assert line.split() == ["*", "own", "2.0", "kB", str(paths.cache / "models" / "own.gguf")]
     listed = {one["name"]: one for one in json_output("models", "--json")}
     assert listed["own"] == {
         "name": "own",
         "default": True,
         "present": True,
         "bytes": 2000,
-        "path": str(paths.models / "own.gguf"),
+        "path": str(paths.cache / "models" / "own.gguf"),
     }
     assert not listed[DEFAULT_MODEL]["present"]
 

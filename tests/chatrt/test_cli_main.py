@@ -12,6 +12,7 @@ import chatrt
 from chatrt.cli import stop
 from chatrt.cli.main import COMMANDS, app, main
 from chatrt.errors import InvalidValue, ModelFileError, SettingsError
+from chatrt.settings import describe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,6 +117,14 @@ def test_python_dash_m_chatrt_is_the_command_line() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"chatrt {chatrt.__version__}\n")
     assert run("frob").returncode == 2
+
+
+def test_every_setting_is_a_flag_of_serve_with_its_own_words() -> None:
+    text = " ".join(runner.invoke(app, ["serve", "--help"]).stdout.split())
+    for name, setting in describe().items():
+        flag = "model" if name == "model" else f"--{name.removesuffix('_s').replace('_', '-')}"
+        assert f" {flag} " in text
+        assert setting.doc[1:] in text
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:

@@ -164,7 +164,6 @@ def plan(
     return plan_memory(
         available_bytes=available_bytes,
         fraction_of="RAM",
-        weight_bytes=540 << 20,
         fraction=fraction,
         explicit_bytes=explicit_bytes,
         bytes_per_page=720 << 10,
@@ -202,7 +201,6 @@ def test_exactly_one_page_is_enough() -> None:
 
 def test_a_plan_says_of_what_it_is_a_share() -> None:
     assert plan().describe() == [
-        "weights: 540.0 MiB",
         "KV cache: 17,476 pages of 16 tokens (12.0 GiB = 25 % of 48.0 GiB RAM), 279,616 tokens",
         "context: up to 8,192 tokens (512 pages), which the cache holds 34.1 times",
     ]
@@ -211,7 +209,7 @@ def test_a_plan_says_of_what_it_is_a_share() -> None:
 def test_a_plan_of_given_bytes_says_so() -> None:
     lines = plan(explicit_bytes=1 << 30).describe()
 
-    assert lines[1] == (
+    assert lines[0] == (
         "KV cache: 1,456 pages of 16 tokens (1023.8 MiB of 1.0 GiB given), 23,296 tokens"
     )
 
@@ -219,7 +217,7 @@ def test_a_plan_of_given_bytes_says_so() -> None:
 def test_a_plan_shows_that_a_full_context_does_not_fit() -> None:
     made = replace(plan(), num_pages=256)
 
-    assert made.describe()[2].endswith("which the cache holds 0.5 times")
+    assert made.describe()[1].endswith("which the cache holds 0.5 times")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chatrt.errors import OutOfPages
 from chatrt.metrics import Metrics
-from chatrt.session import PoolFigures
+from chatrt.reclaim import PoolFigures
 from chatrt.turn import FinishedEvent, FinishReason, KVFigures, SpeculationFigures, Stamps
 
 

@@ -9,8 +9,8 @@ import torch
 
 from chatrt.errors import ModelFileError
 from chatrt.models.config import GenerationDefaults, ModelConfig
-from chatrt.models.files import ModelFiles
-from chatrt.models.loader import generation_defaults, load_model, read_config
+from chatrt.models.files import ModelFiles, generation_defaults
+from chatrt.models.loader import load_model, read_config
 from chatrt.testing.models import tiny_config
 from chatrt_kernels.formats import QuantFormat
 from chatrt_kernels.reference import ReferenceOps

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from chatrt.models.registry import DEFAULT_MODEL, KNOWN_MODELS, WheelFile, find_known
+from chatrt.models.registry import KNOWN_MODELS, WheelFile, find_known
+from chatrt.settings import DEFAULT_MODEL
 
 
 def test_names_are_unique_and_lower_case() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from chatrt.errors import ModelFileError, ModelNotFound
 from chatrt.models import gguf_tokenizer, sources
-from chatrt.models.registry import DEFAULT_MODEL, HubRepo, KnownModel, WheelFile, find_known
+from chatrt.models.registry import HubRepo, KnownModel, WheelFile, find_known
 from chatrt.models.sources import LocalModel, fetch, list_models, resolve
+from chatrt.settings import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from chatrt.models.files import Progress

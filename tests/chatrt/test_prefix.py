@@ -153,21 +153,6 @@ def test_a_held_path_is_not_evictable_and_what_hangs_below_it_is() -> None:
     assert world.tree.evict(3) == 2
 
 
-def test_drop_forgets_what_nobody_holds_under_one_salt() -> None:
-    world = World()
-    world.cache("aaaabbbb", salt="1")
-    world.cache("aaaacccc", salt="1")
-    world.cache("aaaa", salt="2")
-    held = world.tip("aaaabbbb", salt="1")
-    world.tree.hold(held)
-    assert world.tree.drop("1") == 1
-    assert world.num_known("aaaabbbb", salt="1") == 8
-    assert world.num_known("aaaa", salt="2") == 4
-    world.tree.unhold(held)
-    assert world.tree.drop("1") == 2
-    assert world.tree.drop("never seen") == 0
-
-
 def test_wipe_stops_where_another_path_branches_off() -> None:
     world = World()
     world.cache("aaaabbbbcccc")

@@ -176,3 +176,20 @@ def test_out_of_range_numbers_are_refused_with_the_number_and_the_range(
 ) -> None:
     with pytest.raises(InvalidValue, match=rf"{name} is .*{value}.*it must be in"):
         SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-38, 1e-30])
+def test_a_tiny_temperature_takes_the_likeliest_token_instead_of_overflowing(
+    temperature: float,
+) -> None:
+    for seed in range(20):
+        logits = random_logits(seed)
+        sampler = make_sampler(SamplingParams(temperature=temperature), seed=seed)
+        assert sampler.sample(logits, position=3) == sample_greedy(logits[None], VOCAB)[0]
+
+
+def test_stops_that_would_hold_up_other_streams_are_refused_with_both_numbers() -> None:
+    with pytest.raises(InvalidValue, match="1025 characters, at most 1024"):
+        SamplingParams(stop=("x" * 1025,))
+    with pytest.raises(InvalidValue, match="1025 ids, at most 1024"):
+        SamplingParams(stop_token_ids=(1,) * 1025)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from chatrt.testing.service import ScriptedService, echo_words
 from chatrt.testing.serving import calling, eventually, serving, text_of
@@ -59,4 +60,21 @@ async def test_a_client_that_never_reads_is_closed_with_1013() -> None:
         code = await caller.until_closed()
         await eventually(lambda: server.num_connections == 0)
     assert code == 1013
+    assert service.abandoned == list(service.responses)
+
+
+async def test_a_client_that_floods_without_reading_and_vanishes_leaves_nothing_behind() -> None:
+    service = ScriptedService(lambda message: ["x"] * 10, delay_s=60.0)
+    async with serving(service) as server, calling(server) as caller:
+        await caller.create("long")
+        await eventually(lambda: service.responses)
+        caller.socket.transport.pause_reading()
+        create = {"type": "chatrt.conversation.create", "title": "x" * 256}
+        with suppress(TimeoutError):  # the server takes no more: its replies do not go out
+            async with asyncio.timeout(1.0):
+                while True:
+                    await caller.send(create)
+        assert server.num_connections == 1
+        caller.socket.transport.abort()
+        await eventually(lambda: server.num_connections == 0)
     assert service.abandoned == list(service.responses)

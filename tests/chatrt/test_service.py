@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from chatrt.errors import ContextLengthExceeded, InvalidValue, ModelNotFound, NotFound
 from chatrt.params import SamplingParams
+from chatrt.service.prompts import Ask, PlannedPrompt, PromptPlanner
 from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.text.messages import Message
 from chatrt.text.prompt import PromptBuilder
@@ -27,9 +29,10 @@ from tests.chatrt.service_support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
+    from chatrt.store import StoredTurn
     from chatrt.text.tokenizer import Tokenizer
 
 ENDLESS: dict[str, Any] = {"max_output_tokens": 300, "chatrt": {"ignore_eos": True}}
@@ -328,3 +331,25 @@ async def test_leaving_a_lane_returns_the_pages_of_what_was_typed(chat: Chat) ->
         await chat.ask(text, generate=False, chatrt={"partial": True}, lane="gone")
     chat.service.leave("gone")
     assert await chat.num_free() == NUM_PAGES
+
+
+async def test_long_instructions_and_renewed_history_are_not_tokenised_on_the_loops_thread(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = PromptPlanner.plan
+    threads: list[threading.Thread] = []
+
+    def noted(planner: PromptPlanner, ask: Ask, chain: Sequence[StoredTurn]) -> PlannedPrompt:
+        threads.append(threading.current_thread())
+        return plan(planner, ask, chain)
+
+    monkeypatch.setattr(PromptPlanner, "plan", noted)
+    monkeypatch.setattr("chatrt.service.service._INLINE_CHARS", 100)
+    first = await chat.ask("x" * 90, max_output_tokens=2)
+    second = await chat.ask("short", previous_response_id=first["id"], max_output_tokens=2)
+    assert threads == [threading.main_thread()] * 2
+    await chat.ask("short", instructions="y" * 101, max_output_tokens=2)
+    await chat.ask("z", instructions="y", previous_response_id=second["id"], max_output_tokens=2)
+    await chat.ask("z", truncation="auto", previous_response_id=second["id"], max_output_tokens=2)
+    assert len(threads) == 5
+    assert threading.main_thread() not in threads[2:]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from chatrt.errors import NotFound
+from chatrt.service.prompts import Ask, PlannedPrompt, PromptPlanner
 from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.wire.messages import (
     ConversationCreate,
@@ -25,9 +28,10 @@ from tests.chatrt.service_support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
+    from chatrt.store import StoredTurn
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.wire.log import ResponseLog
 
@@ -93,6 +97,33 @@ async def test_deleting_a_conversation_cancels_its_turn_and_returns_all_pages(ch
     assert await chat.num_free() == NUM_PAGES
     with pytest.raises(NotFound):
         await chat.service.conversation_items(named, KEY)
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_a_turn_that_is_being_tokenised_when_its_conversation_is_deleted_is_deleted_too(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, store: bool
+) -> None:
+    plan = PromptPlanner.plan
+    reached, deleted = threading.Event(), threading.Event()
+
+    def slow(planner: PromptPlanner, ask: Ask, chain: Sequence[StoredTurn]) -> PlannedPrompt:
+        reached.set()
+        assert deleted.wait(5.0)
+        return plan(planner, ask, chain)
+
+    monkeypatch.setattr(PromptPlanner, "plan", slow)
+    monkeypatch.setattr("chatrt.service.service._INLINE_CHARS", 0)
+    named = await conversation(chat)
+    asked = asyncio.create_task(
+        chat.ask("late", conversation=named, store=store, max_output_tokens=4)
+    )
+    assert await asyncio.to_thread(reached.wait, 5.0)
+    await chat.service.conversation_delete(named, KEY)
+    deleted.set()
+    response = await asked
+    with pytest.raises(NotFound):
+        await chat.service.response(response["id"], KEY)
+    assert await chat.num_free() == NUM_PAGES
 
 
 async def test_a_conversation_goes_on_after_its_newest_turn_was_deleted(chat: Chat) -> None:

@@ -1,72 +1,12 @@
-"""Tests of chatrt.session. Pages of 4 tokens; `Memory` stands in for the KV tensors."""
+"""Tests of chatrt.session, call by call; test_session_property has them in any order."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    rule,
-)
 
 from chatrt.errors import InvalidValue, OutOfPages
-from chatrt.pages import PageAllocator
-from chatrt.prefix import PrefixTree
-from chatrt.session import Attached, PageCopy, Session, SessionManager, SessionState
-
-PAGE_SIZE = 4
-
-
-class Memory:
-    """Page contents: each row remembers the whole token prefix that it was computed from."""
-
-    def __init__(self, num_pages: int) -> None:
-        self.allocator = PageAllocator(num_pages)
-        self.tree = PrefixTree(self.allocator, PAGE_SIZE)
-        self.manager = SessionManager(self.allocator, self.tree, page_size=PAGE_SIZE)
-        self.rows: list[list[tuple[int, ...] | None]] = [
-            [None] * PAGE_SIZE for _ in range(num_pages)
-        ]
-
-    def open(self, token_ids: list[int], salt: str = "") -> Attached:
-        return self.copied(self.manager.open(salt, token_ids))
-
-    def copied(self, attached: Attached) -> Attached:
-        self.copy(attached.copies)
-        return attached
-
-    def copy(self, copies: tuple[PageCopy, ...]) -> None:
-        for copy in copies:
-            self.rows[copy.dst][: copy.num_rows] = self.rows[copy.src][: copy.num_rows]
-
-    def compute(self, session: Session, num_rows: int, drafts: list[int] | None = None) -> None:
-        """Reserves and writes rows for pending tokens and drafts, as a forward pass does."""
-        self.manager.reserve(session, num_rows)
-        tokens = session.token_ids + (drafts or [])
-        for position in range(session.num_computed, session.num_computed + num_rows):
-            page_id = session.page_ids[position // PAGE_SIZE]
-            assert self.allocator.num_sharers(page_id) == 1, "wrote into a shared page"
-            assert not self.tree.knows(page_id), "wrote into a published page"
-            self.rows[page_id][position % PAGE_SIZE] = tuple(tokens[: position + 1])
-
-    def run(self, session: Session, *answer: int) -> None:
-        """Prefills what is pending, then decodes `answer`, one token a step."""
-        for token_id in answer:
-            num_rows = session.num_pending
-            self.compute(session, num_rows)
-            end = session.num_computed + num_rows
-            self.manager.commit(session, [token_id], num_computed=end)
-
-    def check(self, session: Session) -> None:
-        """The canary: every computed position holds exactly the session's own prefix."""
-        for position in range(session.num_computed):
-            row = self.rows[session.page_ids[position // PAGE_SIZE]][position % PAGE_SIZE]
-            assert row == tuple(session.token_ids[: position + 1])
+from chatrt.session import PageCopy, SessionState
+from tests.chatrt.session_support import Memory
 
 
 def test_open_computes_at_least_the_last_token() -> None:
@@ -166,7 +106,7 @@ def test_a_tail_without_its_front_is_released_on_resume() -> None:
     session = memory.open(list(range(10))).session
     memory.run(session, 10)
     memory.manager.park(session)
-    memory.tree.drop("")
+    assert memory.tree.evict(2) == 2
     assert memory.allocator.num_held == 1
     assert memory.manager.resume(session).num_reused == 0
     assert memory.allocator.num_held == 0
@@ -418,139 +358,3 @@ def test_idle_sessions_larger_than_the_pool_still_chat() -> None:
         memory.check(session)
         memory.manager.park(session)
         memory.manager.check_invariants()
-
-
-token_lists = st.lists(st.integers(0, 1), min_size=1, max_size=14)
-
-
-class SessionMachine(RuleBasedStateMachine):
-    """Any order of calls keeps every session's rows its own and every page accounted for."""
-
-    active: Bundle[Session] = Bundle("active")
-    parked: Bundle[Session] = Bundle("parked")
-
-    @initialize(num_pages=st.sampled_from([5, 12, 40]))
-    def start(self, num_pages: int) -> None:
-        self.memory = Memory(num_pages)
-        self.manager = self.memory.manager
-        self.live: list[Session] = []
-
-    @rule(target=active, salt=st.sampled_from(["", "other"]), token_ids=token_lists)
-    def open(self, salt: str, token_ids: list[int]) -> Session:
-        return self.attached(self.memory.open(token_ids, salt))
-
-    @rule(target=active, source=st.one_of(active, parked), data=st.data())
-    def fork(self, source: Session, data: st.DataObject) -> Session:
-        num_tokens = data.draw(st.integers(1, len(source.token_ids)))
-        return self.attached(self.memory.copied(self.manager.fork(source, num_tokens)))
-
-    @rule(session=st.one_of(active, parked), token_ids=token_lists)
-    def extend(self, session: Session, token_ids: list[int]) -> None:
-        self.manager.extend(session, token_ids)
-
-    @rule(session=active, num_rows=st.integers(1, 20), samples=st.booleans())
-    def prefill(self, session: Session, num_rows: int, samples: bool) -> None:
-        num_rows = min(num_rows, session.num_pending)
-        if not self.fits(session, num_rows):
-            return
-        self.memory.compute(session, num_rows)
-        end = session.num_computed + num_rows
-        sampled = [1] if samples and end == len(session.token_ids) else []
-        self.manager.commit(session, sampled, num_computed=end)
-
-    @rule(session=active, drafts=st.lists(st.integers(0, 1), max_size=6), data=st.data())
-    def decode(self, session: Session, drafts: list[int], data: st.DataObject) -> None:
-        num_rows = session.num_pending + len(drafts)
-        if session.num_pending == 0 or not self.fits(session, num_rows):
-            return
-        self.memory.compute(session, num_rows, drafts)
-        num_accepted = data.draw(st.integers(0, len(drafts)))
-        end = session.num_computed + session.num_pending + num_accepted
-        self.manager.commit(session, [*drafts[:num_accepted], 0], num_computed=end)
-        if data.draw(st.booleans()):
-            self.manager.trim(session)
-
-    @rule(session=st.one_of(active, parked), data=st.data())
-    def rewind(self, session: Session, data: st.DataObject) -> None:
-        num_tokens = data.draw(st.integers(1, len(session.token_ids)))
-        self.memory.copy(self.manager.rewind(session, num_tokens))
-        assert session.num_computed <= num_tokens - 1
-
-    @rule(target=parked, session=consumes(active))
-    def park(self, session: Session) -> Session:
-        self.manager.park(session)
-        return session
-
-    @rule(target=active, session=consumes(parked))
-    def resume(self, session: Session) -> Session:
-        before = session.num_computed
-        intact = self.is_intact(session)
-        attached = self.memory.copied(self.manager.resume(session))
-        assert attached.num_reused == session.num_computed < len(session.token_ids)
-        if intact:
-            assert session.num_computed >= min(before, len(session.token_ids) - 1)
-        return session
-
-    @rule(session=st.one_of(consumes(active), consumes(parked)), forget=st.booleans())
-    def close(self, session: Session, forget: bool) -> None:
-        (self.manager.forget if forget else self.manager.close)(session)
-        self.live.remove(session)
-
-    @rule(count=st.integers(1, 8))
-    def evict(self, count: int) -> None:
-        evictable = self.manager.num_evictable
-        assert self.manager.evict(count) == min(count, evictable)
-        assert self.manager.num_evictable == evictable - min(count, evictable)
-
-    @invariant()
-    def every_page_is_accounted_for_and_every_row_its_own(self) -> None:
-        self.manager.check_invariants()
-        for session in self.live:
-            if session.state is SessionState.ACTIVE:
-                self.memory.check(session)
-        for session_id, page_id in self.manager._pool.tails().items():
-            (session,) = (s for s in self.live if s.session_id == session_id)
-            start = session.num_computed // PAGE_SIZE * PAGE_SIZE
-            for position in range(start, session.num_computed):
-                row = self.memory.rows[page_id][position - start]
-                assert row == tuple(session.token_ids[: position + 1])
-
-    def teardown(self) -> None:
-        for session in getattr(self, "live", []):
-            self.manager.close(session)
-        if hasattr(self, "memory"):
-            self.manager.check_invariants()
-            self.manager.evict(self.memory.allocator.num_pages)
-            assert self.manager.num_free == self.memory.allocator.num_pages
-
-    def attached(self, attached: Attached) -> Session:
-        assert attached.num_reused == attached.session.num_computed
-        assert attached.session.num_pending >= 1
-        self.live.append(attached.session)
-        return attached.session
-
-    def is_intact(self, session: Session) -> bool:
-        """Whether all pages of a parked session are still there and can be continued in place."""
-        full, num_rows = divmod(session.num_computed, PAGE_SIZE)
-        limit = full * PAGE_SIZE
-        known = self.memory.tree.match(session.salt, session.token_ids, limit=limit).num_tokens
-        if num_rows:
-            return known == limit and self.manager._pool.has_tail(session.session_id)
-        # Were the last token computed too, its published page would have to be copied.
-        return known == limit < len(session.token_ids)
-
-    def fits(self, session: Session, num_rows: int) -> bool:
-        """Reserves, and checks that a refusal changes nothing."""
-        free, page_ids = self.manager.num_free, list(session.page_ids)
-        need = -(-(session.num_computed + num_rows) // PAGE_SIZE) - len(page_ids)
-        if need <= free + self.manager.num_evictable:
-            self.manager.reserve(session, num_rows)
-            return True
-        with pytest.raises(OutOfPages):
-            self.manager.reserve(session, num_rows)
-        assert (self.manager.num_free, session.page_ids) == (free, page_ids)
-        return False
-
-
-TestSessionMachine = SessionMachine.TestCase
-TestSessionMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

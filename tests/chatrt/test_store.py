@@ -299,3 +299,10 @@ def test_a_chain_does_not_lead_into_another_keys_turns(store: Store) -> None:
     store.save_turn(turn("mine", "theirs")).result()
     with pytest.raises(NotFound, match="mine builds on theirs"):
         store.chain("mine", KEY)
+
+
+def test_a_clock_that_is_set_back_does_not_hide_the_last_turn(store: Store) -> None:
+    conversation_with_two_turns(store, at=1000.0)
+    store.save_turn(turn("late", "conv2", at=5.0, conversation_id="conv", text="last")).result()
+    assert store.newest_response_id("conv", KEY) == "late"
+    assert store.items("conv", KEY)[-1].text == "last"

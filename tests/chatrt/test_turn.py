@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatrt.turn import SpeculationFigures, Stamps, TokensEvent, output_tokens
+from chatrt.turn import SpeculationFigures, Stamps
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=8, max_size=8))
@@ -27,8 +27,3 @@ def test_mean_accepted_length_counts_the_bonus_token() -> None:
         SpeculationFigures(steps=4, drafted=8, accepted=6, emitted=10).mean_accepted_length == 2.5
     )
     assert SpeculationFigures().mean_accepted_length == 0.0
-
-
-def test_output_tokens_are_those_of_all_token_events_in_order() -> None:
-    events = [TokensEvent("a", "x", (1, 2), (), 0), TokensEvent("a", "", (3,), (), 1)]
-    assert output_tokens(events) == [1, 2, 3]

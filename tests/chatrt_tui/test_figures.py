@@ -61,6 +61,18 @@ def test_details_tell_stages_tokens_gaps_and_drafts() -> None:
     assert "edited at token 768" in text
 
 
+def test_details_of_an_answer_in_one_delta_have_no_gaps() -> None:
+    gaps = {"p50": None, "p95": None, "p99": None, "max": None, "n": 0}
+    text = figures.details(replace(RESULT, timing={**RESULT.timing, "gap_ms": gaps}))
+    assert "gaps" not in text
+
+
+def test_a_miss_without_a_divergence_names_no_token() -> None:
+    kv = {"miss_reason": "evicted", "first_divergence": None}
+    text = figures.details(replace(RESULT, timing={"kv": kv}))
+    assert "cache miss  evicted" in text.splitlines()
+
+
 def test_context_use_names_the_size_when_it_is_known() -> None:
     assert figures.context_use(812, 8192) == "812/8192"
     assert figures.context_use(812, None) == "812 tokens"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chatrt_tui.segments import (
@@ -122,6 +122,7 @@ def test_every_opened_fence_is_closed_once(text: str) -> None:
     assert depth == 0
 
 
+@example(5, [209])  # inside the marker of an item, before the list is long enough to be cut
 @given(st.integers(1, 30), st.lists(st.integers(0, 3000), max_size=6))
 def test_where_a_long_list_arrives_in_pieces_makes_no_difference(
     num_items: int, cuts: list[int]

@@ -29,7 +29,6 @@ class ChatApp(App[None]):
 
     TITLE = "chatrt"
     CSS = "ToastRack { margin-bottom: 5; }"
-    ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop"),
         Binding("ctrl+n", "new_chat", "New chat"),

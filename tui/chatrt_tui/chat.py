@@ -268,6 +268,6 @@ class Chat(Vertical):
         elif self._connection.kind == "connected":
             text = clean_line(self._model or "")
         else:
-            text = {"refused": "refused"}.get(self._connection.kind, "connecting …")
+            text = "refused" if self._connection.kind == "refused" else "connecting …"
         self.query_one(StatusLine).show_state(text)
         self.app.refresh_bindings()

@@ -63,7 +63,7 @@ def age(seconds: float) -> str:
 class ConversationsScreen(ModalScreen[ConversationRow | None]):
     """Lists conversations; the result is the chosen one, or None.
 
-    A deleted conversation is reported at once, by `Deleted` to the app.
+    `current_id` is the one that is open: it is marked, and cannot be deleted.
     """
 
     DEFAULT_CSS = """

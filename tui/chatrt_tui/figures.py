@@ -77,7 +77,9 @@ def details(result: TurnResult) -> str:
     lines += _token_lines(result)
     gaps = _dict(timing, "gap_ms")
     named = [
-        f"{name} {_short(gaps[name])}" for name in ("p50", "p95", "p99", "max") if name in gaps
+        f"{name} {_short(gaps[name])}"
+        for name in ("p50", "p95", "p99", "max")
+        if _is_number(gaps.get(name))
     ]
     if named:
         lines.append("gaps  " + " · ".join(named) + " ms")
@@ -102,7 +104,9 @@ def _token_lines(result: TurnResult) -> list[str]:
     if tokens:
         lines.append("tokens  " + " · ".join(tokens))
     if kv.get("miss_reason"):
-        lines.append(f"cache miss  {kv['miss_reason']} at token {kv.get('first_divergence', '?')}")
+        first = kv.get("first_divergence")
+        where = "" if first is None else f" at token {first}"
+        lines.append(f"cache miss  {kv['miss_reason']}{where}")
     return lines
 
 

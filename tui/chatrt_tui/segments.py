@@ -18,6 +18,7 @@ PROSE_CHARS = 1500
 # A list is one block however long it is, and every append lays all of its items out again.
 LIST_CHARS = 250
 _LONGEST_FENCE_LINE = 200
+_LONGEST_ITEM_START = 32  # the marker of a list's item, the spaces behind it, and a character
 _OPENING = re.compile(r"( *)(`{3,}|~{3,})([^`\n]*)\Z")
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)]) +\S")
 _MAYBE_ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)]?) *\Z")
@@ -79,6 +80,7 @@ class SegmentSplitter:
     def __init__(self) -> None:
         self._held = ""  # the start of a line of which it is not yet known what it is
         self._mid_line = False
+        self._line_start = ""  # of the line of prose that is being handed out
         self._fence: _Fence | None = None
         self._prose_chars = 0
         self._in_prose = False
@@ -144,10 +146,12 @@ class SegmentSplitter:
                 text = text[min(indent, self._fence.indent) :]
             parts.append(CodeText(text))
             return
-        item = not self._mid_line and _ITEM.match(text) is not None
-        cuts_list = item and self._may_cut_list()
+        line = (self._line_start if self._mid_line else "") + text
+        self._line_start = line[:_LONGEST_ITEM_START]
+        item = _ITEM.match(self._line_start) is not None
+        cuts_list = item and not self._mid_line and self._may_cut_list()
         starts_new = not self._in_prose or cuts_list or self._cuts_prose(text)
-        if not self._mid_line and text.strip() and not text.startswith(" "):
+        if line.strip() and not line.startswith(" "):
             self._in_list = item
         self._in_prose = True
         self._prose_chars = len(text) + (0 if starts_new else self._prose_chars)

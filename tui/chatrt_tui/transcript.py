@@ -187,9 +187,9 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.mount(answer)
         return answer
 
-    async def add_note(self, text: str, *, warning: bool = False) -> None:
+    async def add_note(self, text: str) -> None:
         """A remark at the end."""
-        await self.mount(Note(text, warning=warning))
+        await self.mount(Note(text))
 
     async def clear(self, welcome: str = "") -> None:
         """Remove all turns; show `welcome` until the first one."""
