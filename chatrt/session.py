@@ -97,6 +97,11 @@ class SessionManager:
         self._session_ids = itertools.count(1)
 
     @property
+    def num_pages(self) -> int:
+        """All pages."""
+        return self._allocator.num_pages
+
+    @property
     def num_free(self) -> int:
         """Pages that nobody holds."""
         return self._allocator.num_free

@@ -97,6 +97,16 @@ class Settings:
     max_output_tokens: Annotated[
         int, kinds.whole(1, None, "longest answer in tokens, also where a request names none")
     ] = 4096
+    max_message_bytes: Annotated[
+        int, kinds.size("longest message that a client may send; a longer one closes its socket")
+    ] = 4 * 2**20
+    max_connections_per_key: Annotated[
+        int, kinds.whole(1, None, "most open connections of one API key")
+    ] = 64
+    max_lanes: Annotated[int, kinds.whole(1, None, "most lanes (stream_id) of a connection")] = 32
+    max_active_lanes: Annotated[
+        int, kinds.whole(1, None, "most lanes of a connection that answer at once; others wait")
+    ] = 16
     drafter: Annotated[
         Literal["none", "ngram"],
         kinds.one_of("none", "ngram", doc="what proposes tokens to verify"),

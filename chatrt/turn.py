@@ -12,6 +12,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from chatrt.errors import ChatrtError
     from chatrt.params import SamplingParams
 
@@ -166,3 +168,15 @@ class FinishedEvent:
 
 
 EngineEvent: TypeAlias = StartedEvent | TokensEvent | FinishedEvent
+
+
+def num_common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix, by halving: slices compare at C speed."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

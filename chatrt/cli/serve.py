@@ -67,6 +67,12 @@ def serve(
     max_gap_ms: Annotated[str | None, typer.Option(help=_help("max_gap_ms"))] = None,
     max_input_tokens: Annotated[int | None, typer.Option(help=_help("max_input_tokens"))] = None,
     max_output_tokens: Annotated[int | None, typer.Option(help=_help("max_output_tokens"))] = None,
+    max_message_bytes: Annotated[str | None, typer.Option(help=_help("max_message_bytes"))] = None,
+    max_connections_per_key: Annotated[
+        int | None, typer.Option(help=_help("max_connections_per_key"))
+    ] = None,
+    max_lanes: Annotated[int | None, typer.Option(help=_help("max_lanes"))] = None,
+    max_active_lanes: Annotated[int | None, typer.Option(help=_help("max_active_lanes"))] = None,
     drafter: Annotated[str | None, typer.Option(help=_help("drafter"))] = None,
     api_key_file: Annotated[Path | None, typer.Option(help=_help("api_key_file"))] = None,
     insecure_no_auth: Annotated[
@@ -216,6 +222,10 @@ def _server_settings(settings: Settings, paths: Paths) -> ServerSettings:
         insecure_no_auth=settings.insecure_no_auth,
         allow_origins=settings.allow_origin,
         allow_hosts=settings.allow_host,
+        max_message_bytes=settings.max_message_bytes,
+        max_connections_per_key=settings.max_connections_per_key,
+        max_lanes=settings.max_lanes,
+        max_active_lanes=settings.max_active_lanes,
         disconnect_grace_s=settings.disconnect_grace_s,
         drain_s=settings.drain_s,
         idle_exit_s=settings.idle_exit_s,

@@ -96,7 +96,7 @@ class Admission:
         if not running:
             need = self._num_pages(length + 1)
             if need > free + evictable:
-                raise OutOfPages(need, free, evictable, self._sessions.figures().total)
+                raise OutOfPages(need, free, evictable, self._sessions.num_pages)
             return self._waiting.popleft()
         # An arrival that took the pages which running answers will grow into would stall them.
         need = self._num_pages(length + self._expected(request.sampling.max_output_tokens))

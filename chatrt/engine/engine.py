@@ -363,8 +363,7 @@ class Engine:
         youngest = max(starved, key=lambda entry: entry.arrival)
         turn = self._by_session[youngest.session.session_id]
         free, evictable = self._sessions.num_free, self._sessions.num_evictable
-        total = self._sessions.figures().total
-        self._report_failure(turn, OutOfPages(1, free, evictable, total))
+        self._report_failure(turn, OutOfPages(1, free, evictable, self._sessions.num_pages))
         self._target.kv.copy_rows(self._residency.keep_older(turn.entry.session))
         return True
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chatrt.session import SessionState
-from chatrt.turn import TurnKind
+from chatrt.turn import TurnKind, num_common_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from chatrt.session import PageCopy, Session, SessionManager
     from chatrt.turn import TurnRequest
@@ -67,11 +67,7 @@ class Residency:
         return len(self._tips)
 
     def place(self, request: TurnRequest) -> Placement:
-        """A session for the request: typed ahead, its tip in place, a fork of it, or a new one.
-
-        Raises:
-            OutOfPages: Not even the copies of partly matched pages found room.
-        """
+        """A session for the request: typed ahead, its tip in place, a fork of it, or a new one."""
         typed = self._take_typed(request)
         tip = self._tips.get(request.parent_id) if request.parent_id else None
         if tip is not None and not _holds(tip, request):
@@ -145,7 +141,7 @@ class Residency:
         return Placement(attached.session, attached.num_reused, 0, attached.copies, reason)
 
     def _continue_typed(self, typed: Session, tip: Tip | None, request: TurnRequest) -> Placement:
-        num_common = _common_prefix(typed.token_ids, request.token_ids)
+        num_common = num_common_tokens(typed.token_ids, request.token_ids)
         at_least = max(tip.num_tokens if tip else 0, 1)
         if num_common <= at_least:
             self._close(typed)
@@ -229,15 +225,3 @@ def _holds(tip: Tip, request: TurnRequest) -> bool:
         and len(held) >= tip.num_tokens == request.num_history
         and held[: tip.num_tokens] == request.token_ids[: tip.num_tokens]
     )
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix, by halving: slices compare at C speed."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -44,12 +44,11 @@ class History:
             response_id, _ = self._turns.popitem(last=False)
             self._on_disk.discard(response_id)
 
-    def is_on_disk(self, response_id: str, key_id: str) -> bool:
+    async def is_on_disk(self, response_id: str, key_id: str) -> bool:
         """Whether the store has the turn."""
-        if response_id in self._on_disk:
-            return True
-        known = response_id in self._turns or self._store is None
-        return not known and self._store is not None and self._load(response_id, key_id) is not None
+        if response_id in self._turns or self._store is None:
+            return response_id in self._on_disk
+        return await asyncio.to_thread(self._load, response_id, key_id) is not None
 
     async def chain(self, response_id: str, key_id: str) -> list[StoredTurn]:
         """The turn and its ancestors, root first.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from chatrt.errors import ContextLengthExceeded, InvalidValue
 from chatrt.store.records import input_messages
 from chatrt.text.messages import Message
-from chatrt.turn import TurnKind
+from chatrt.turn import TurnKind, num_common_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,7 @@ class PromptPlanner:
             ask.messages,
             is_whole=True,
             miss_reason=reason,
-            first_divergence=num_common(sequence_ids(chain), ids),
+            first_divergence=num_common_tokens(sequence_ids(chain), ids),
         )
 
     def _drop_oldest(
@@ -209,13 +209,6 @@ def transcript(chain: Sequence[StoredTurn]) -> list[Message]:
     for turn in chain:
         messages += [*stored_messages(turn), Message("assistant", turn.text)]
     return messages
-
-
-def num_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
 
 
 def _attach_to(

@@ -182,7 +182,7 @@ class ChatService:
             self.abandon(response_id)
             await answer.log_closed.wait()
         turn = await self._history.turn(response_id, key_id)
-        if self._store is not None and self._history.is_on_disk(response_id, key_id):
+        if self._store is not None and await self._history.is_on_disk(response_id, key_id):
             await asyncio.wrap_future(self._store.delete_turn(response_id, key_id))
         self._history.forget([response_id])
         await self._conversations.deleted(turn)
@@ -372,7 +372,11 @@ class ChatService:
         turn = answer.stored(event)
         wanted = self._store is not None and answer.fields.store
         parent_id, key_id = turn.parent_id, turn.key_id
-        if wanted and parent_id is not None and not self._history.is_on_disk(parent_id, key_id):
+        if (
+            wanted
+            and parent_id is not None
+            and not (await self._history.is_on_disk(parent_id, key_id))
+        ):
             turn = answer.stored_whole(event, await self._history.known_chain(parent_id, key_id))
         self._history.add(turn, on_disk=False)
         self._conversations.ended(turn)

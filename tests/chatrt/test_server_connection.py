@@ -274,6 +274,22 @@ async def test_the_thirty_third_lane_name_and_a_full_queue_are_refused() -> None
         assert refused["error"]["code"] == "rate_limit_exceeded"
 
 
+async def test_a_cancel_of_a_lane_that_waits_for_its_turn_is_answered_at_once() -> None:
+    service = ScriptedService(lambda message: ["x"] * 1000, delay_s=0.05)
+    async with serving(service, max_active_lanes=1) as server, calling(server) as caller:
+        await caller.create("long", stream_id="a")
+        await eventually(lambda: service.responses)
+        await caller.create("short", stream_id="b")
+        await caller.send({"type": "response.cancel", "stream_id": "b"})
+        async with asyncio.timeout(5):
+            while True:
+                event = await caller.receive()
+                if event["stream_id"] == "b" and event["type"] == "response.incomplete":
+                    break
+        assert event["response"]["status"] == "cancelled"
+        assert [r.log.finished for r in service.responses.values()] == [False, True]
+
+
 async def test_lanes_past_the_active_limit_wait_their_turn() -> None:
     service = ScriptedService(delay_s=0.02)
     async with serving(service, max_active_lanes=2) as server, calling(server) as caller:

@@ -14,6 +14,7 @@ from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.text.messages import Message
 from chatrt.text.prompt import PromptBuilder
 from chatrt.wire.messages import (
+    LOGPROBS_INCLUDE,
     ConversationCreate,
     InputMessage,
 )
@@ -242,6 +243,29 @@ async def test_truncation_drops_oldest_turns_whole_and_keeps_the_system_message(
         )
         assert kv(follow)["dropped_turns"] == 0
         assert cached(follow) == input_tokens(last) + last["usage"]["output_tokens"] - 1
+
+
+async def test_truncation_leaves_slack_so_that_the_next_turns_drop_nothing(
+    tokenizer: Tokenizer,
+) -> None:
+    async with serving(tokenizer, max_context=400) as chat:
+        tip, dropped = await chat.ask("a" * 20), []
+        for _ in range(20):
+            tip = await chat.ask("b" * 8, previous_response_id=tip["id"], truncation="auto")
+            dropped.append(kv(tip)["dropped_turns"])
+        assert max(dropped) > 1
+        assert sum(n > 0 for n in dropped) < 6
+
+
+async def test_a_stop_string_trims_text_usage_and_logprobs_alike(chat: Chat) -> None:
+    plain = await chat.ask("hello")
+    text = text_of(plain)
+    stop = text[3:5]
+    cut = await chat.ask("hello", include=[LOGPROBS_INCLUDE], chatrt={"stop": [stop]})
+    part = cut["output"][0]["content"][0]
+    assert part["text"] == text[: text.index(stop)]
+    assert len(part["logprobs"]) == cut["usage"]["output_tokens"]
+    assert cut["usage"]["output_tokens"] < plain["usage"]["output_tokens"]
 
 
 async def test_one_message_longer_than_the_context_is_refused_even_with_truncation(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chatrt.errors import NotFound
+from chatrt.errors import Conflict, NotFound
 from chatrt.service.prompts import Ask, PlannedPrompt, PromptPlanner
 from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.wire.messages import (
@@ -124,6 +124,19 @@ async def test_a_turn_that_is_being_tokenised_when_its_conversation_is_deleted_i
     with pytest.raises(NotFound):
         await chat.service.response(response["id"], KEY)
     assert await chat.num_free() == NUM_PAGES
+
+
+async def test_two_turns_at_once_cannot_hide_each_other_in_a_conversation(chat: Chat) -> None:
+    named = await conversation(chat)
+    first = await chat.ask("hello", conversation=named)
+    log = await chat.create("endless", conversation=named, **ENDLESS)
+    with pytest.raises(Conflict, match=f"{named} is being answered by {log.response_id}"):
+        await chat.create("me too", conversation=named)
+    fork = await chat.ask("a fork", previous_response_id=first["id"])
+    assert fork["status"] == "incomplete"
+    await chat.service.cancel(log.response_id, KEY)
+    await ended(log)
+    assert (await chat.ask("now me", conversation=named))["status"] == "incomplete"
 
 
 async def test_a_conversation_goes_on_after_its_newest_turn_was_deleted(chat: Chat) -> None:

@@ -6,8 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from chatrt.errors import ContextLengthExceeded, InvalidValue
 from chatrt.service.prompts import (
@@ -15,7 +13,6 @@ from chatrt.service.prompts import (
     Ask,
     PlannedPrompt,
     PromptPlanner,
-    num_common,
     sequence_ids,
     transcript,
 )
@@ -23,7 +20,7 @@ from chatrt.store import StoredTurn
 from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.text.messages import Message
 from chatrt.text.prompt import PromptBuilder
-from chatrt.turn import TurnKind
+from chatrt.turn import TurnKind, num_common_tokens
 
 if TYPE_CHECKING:
     from chatrt.text.tokenizer import Tokenizer
@@ -106,7 +103,7 @@ def test_other_instructions_keep_generated_ids_and_name_where_the_sequence_parts
     history = sequence_ids(chain)
     assert (planned.is_whole, planned.miss_reason) == (True, "instructions_changed")
     assert (planned.num_history, planned.tip_id, planned.parent_id) == (0, None, "resp_1")
-    assert planned.first_divergence == num_common(history, planned.token_ids) < len(history)
+    assert planned.first_divergence == num_common_tokens(history, planned.token_ids) < len(history)
     text = shown(tokenizer, planned.token_ids)
     assert text.index("Be brief.") < text.index("one") < text.index("two") < text.index("three")
     assert text.count("ok") == 2
@@ -172,13 +169,3 @@ def test_nothing_to_say_is_refused(tokenizer: Tokenizer) -> None:
     nothing = Ask(messages=(), instructions=None, kind=TurnKind.ANSWER)
     with pytest.raises(InvalidValue, match="no message"):
         planner(tokenizer).plan(nothing, [])
-
-
-ids = st.lists(st.integers(0, 2), max_size=8)
-
-
-@given(a=ids, b=ids)
-def test_a_common_prefix_is_common_and_the_longest(a: list[int], b: list[int]) -> None:
-    length = num_common(a, b)
-    assert a[:length] == b[:length]
-    assert length in (len(a), len(b)) or a[length] != b[length]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatrt.turn import SpeculationFigures, Stamps
+from chatrt.turn import SpeculationFigures, Stamps, num_common_tokens
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=8, max_size=8))
@@ -27,3 +27,13 @@ def test_mean_accepted_length_counts_the_bonus_token() -> None:
         SpeculationFigures(steps=4, drafted=8, accepted=6, emitted=10).mean_accepted_length == 2.5
     )
     assert SpeculationFigures().mean_accepted_length == 0.0
+
+
+ids = st.lists(st.integers(0, 2), max_size=8)
+
+
+@given(a=ids, b=ids)
+def test_a_common_prefix_is_common_and_the_longest(a: list[int], b: list[int]) -> None:
+    length = num_common_tokens(a, b)
+    assert a[:length] == b[:length]
+    assert length in (len(a), len(b)) or a[length] != b[length]

@@ -289,3 +289,8 @@ def test_too_many_items_are_refused_with_both_numbers() -> None:
 def test_a_frame_without_a_known_type_is_refused(frame: str) -> None:
     with pytest.raises(InvalidValue):
         decode(frame)
+
+
+def test_a_title_has_a_length_that_a_list_can_show() -> None:
+    with pytest.raises(InvalidValue, match="256"):
+        decode(encode({"type": "chatrt.conversation.create", "title": "x" * 257}))
