@@ -34,21 +34,21 @@ clean:
 	rm -rf $(VENV)
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit("chatrt needs Python 3.11 or newer, this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit("chatrt needs Python 3.11 or newer, this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS)
 
 $(STAMPS)/serve: pyproject.toml | $(VENV)/bin/python
 	@echo 'installing what serving needs into $(VENV) (a minute or more; torch is large)'
-	@$(BIN)/python -m pip install --quiet --progress-bar on '$(TORCH)' -e '.[serve]'
+	@$(BIN)/python -m pip install '$(TORCH)' -e '.[serve]'
 	@touch $@
 
 $(STAMPS)/test: pyproject.toml | $(VENV)/bin/python
 	@echo 'installing what the tests need into $(VENV) (a minute or more; torch is large)'
-	@$(BIN)/python -m pip install --quiet '$(TORCH)' -e '.[serve,test]'
+	@$(BIN)/python -m pip install '$(TORCH)' -e '.[serve,test]'
 	@touch $@ $(STAMPS)/serve
 
 $(STAMPS)/dev: pyproject.toml | $(VENV)/bin/python
 	@echo 'installing what the checks need into $(VENV) (a minute or more; torch is large)'
-	@$(BIN)/python -m pip install --quiet '$(TORCH)' -e '.[serve,test,dev]'
+	@$(BIN)/python -m pip install '$(TORCH)' -e '.[serve,test,dev]'
 	@touch $@ $(STAMPS)/serve $(STAMPS)/test

@@ -68,11 +68,16 @@ class ServerRecord(msgspec.Struct, frozen=True):
 def register_server(
     paths: Paths, *, host: str, port: int, model: str, started_at: float
 ) -> ServerRecord:
-    """Leaves the record of this process's server, which listens on `host` and `port`."""
+    """Leaves the record of this process's server, which listens on `host` and `port`.
+
+    Where another server runs already, its record stays: clients go on finding that one.
+    """
     host = _ANY_ADDRESS.get(host, host)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     url = f"ws://{address}/v1/responses"
     record = ServerRecord(os.getpid(), url, model, started_at, chatrt.__version__)
+    if (other := find_server(paths)) is not None and other.pid != record.pid:
+        return other
     _replace(paths.server_record, msgspec.json.encode(record))
     return record
 

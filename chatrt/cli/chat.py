@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from chatrt.cli import common
-from chatrt.launch import attach_or_start
+from chatrt.launch import attach_or_start, find_server
 
 _SCHEMES = ("ws://", "wss://", "http://", "https://")
 
@@ -49,6 +49,8 @@ def chat(
     from chatrt_tui.main import run
 
     run(endpoint.url, endpoint.api_key, inline=inline)
+    if find_server(paths) is not None:
+        typer.echo("The server keeps running for a while; `chatrt stop` ends it.", err=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -8,6 +8,7 @@ machine only.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -44,6 +45,13 @@ def require_terminal() -> None:
     """Raise InvalidValue unless a person sits at both ends."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidValue("chatrt chat needs a terminal; in a pipe use: chatrt run PROMPT")
+
+
+def require_serving() -> None:
+    """Raise ModuleNotFoundError unless the serving part is installed; imports nothing."""
+    for name in ("torch", "tokenizers", "psutil"):
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def size_text(num_bytes: int) -> str:

@@ -35,7 +35,7 @@ def config(as_json: common.JsonOption = False) -> None:
     state = "" if paths.config_file.exists() else " (not there)"
     typer.echo(f"# {paths.config_file}{state}")
     _show(values)
-    typer.echo(f"\n# sampling of {model}, where a request says nothing")
+    typer.echo(f'\n[models."{model}".sampling]  # where a request says nothing')
     _show(sampling)
 
 
@@ -43,7 +43,9 @@ def _show(values: dict[str, Sourced]) -> None:
     rows = [(name, common.value_text(one.value), one.origin) for name, one in values.items()]
     name_width, value_width = (max(len(row[index]) for row in rows) for index in (0, 1))
     for name, value, origin in rows:
-        typer.echo(f"{name:{name_width}} = {value:{value_width}}  # {origin}")
+        # TOML has no word for what is not set: a comment, so that the output is a config.toml.
+        shown = f"{name:{name_width}} = {value:{value_width}}  # {origin}"
+        typer.echo(f"# {shown}" if value == "none" else shown)
 
 
 def _recommended(resolved: Resolved, paths: Paths) -> dict[str, object]:

@@ -62,7 +62,8 @@ def find(settings: Settings, paths: Paths) -> Findings:
         "model": _model(settings, paths),
         "versions": _versions(),
         "folders": {
-            name: str(getattr(paths, name)) for name in ("cache", "data", "state", "config")
+            **{name: str(getattr(paths, name)) for name in ("cache", "data", "state", "config")},
+            "api key": str(settings.api_key_file or paths.api_key),
         },
         "server": _server(paths),
     }

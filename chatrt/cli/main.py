@@ -47,6 +47,7 @@ class _Commands(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except KeyboardInterrupt as error:
+            typer.echo("", err=True)  # what follows does not stand behind ^C
             raise typer.Exit(EXIT_INTERRUPTED) from error
         except BrokenPipeError as error:
             _drop_stdout()
@@ -68,7 +69,10 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, ChatrtError):
         return error.message
     if isinstance(error, ModuleNotFoundError) and error.name in _SERVE_PACKAGES:
-        return f"this needs {error.name}; install it with: pip install 'chatrt[serve]'"
+        return (
+            f"the serving part of chatrt is not installed ({error.name} is missing): "
+            "install it with its extra [serve], as `make chat` does"
+        )
     if isinstance(error, OSError):
         return str(error)
     return f"internal error: {type(error).__name__}: {error} (CHATRT_DEBUG=1 shows where)"

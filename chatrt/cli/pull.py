@@ -30,7 +30,10 @@ def pull(
     name = model or common.load_settings(paths).settings.model
     with common.ProgressBar() as progress:
         files = fetch(
-            resolve(name, cache_dir=paths.cache), cache_dir=paths.cache, progress=progress
+            resolve(name, cache_dir=paths.cache),
+            cache_dir=paths.cache,
+            progress=progress,
+            repair=True,
         )
     if progress.used or not quiet_if_present:
         num_bytes = sum(one.stat().st_size for one in files.weight_files())

@@ -199,9 +199,10 @@ def _document(response: dict[str, Any]) -> dict[str, Any]:
 def _stats(response: dict[str, Any]) -> str:
     usage, figures = response["usage"], response["chatrt"]
     cached = usage["input_tokens_details"]["cached_tokens"]
+    why = (response["incomplete_details"] or {}).get("reason")
     parts = [
         f"{usage['input_tokens']} tokens in ({cached} cached)",
-        f"{usage['output_tokens']} out",
+        f"{usage['output_tokens']} out" + (f" (cut: {why})" if why else ""),
         f"TTFT {figures['ttft_ms'] or 0:.0f} ms",
     ]
     if figures["decode_tps"] is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -115,15 +116,23 @@ async def _serve(resolved: Resolved, paths: Paths) -> None:
     from chatrt.server.server import Server
     from chatrt.service.deferred import DeferredService
 
+    common.require_serving()
     settings = resolved.settings
     source = resolve(settings.model, cache_dir=paths.cache)
     service = DeferredService()
     server = Server(service, _server_settings(settings, paths))
     await server.start()
     server.install_signal_handlers()
-    register_server(
-        paths, host=settings.host, port=server.port, model=source.name, started_at=time.time()
+    record = await asyncio.to_thread(
+        register_server,
+        paths,
+        host=settings.host,
+        port=server.port,
+        model=source.name,
+        started_at=time.time(),
     )
+    if record.pid != os.getpid():
+        _log.info("the server at %s stays the one that `chatrt chat` finds", record.url)
 
     def report(text: str) -> None:
         _log.info("%s", text)

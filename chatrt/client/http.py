@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def websocket_url(url: str) -> str:
-    """`url` as the address of the WebSocket: `http` becomes `ws`, an empty path `/v1/responses`.
+    """`url` as the address of the WebSocket: `http` becomes `ws`, `/v1` gets its `/responses`.
+
+    An empty path is `/v1/responses`, as a base address of the SDKs means it.
 
     Raises:
         ServerUnavailable: `url` has no known scheme or no host.
@@ -32,7 +34,9 @@ def websocket_url(url: str) -> str:
     schemes = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
     if parts.scheme not in schemes or not parts.hostname:
         raise ServerUnavailable(f"{url!r} is not an address like ws://127.0.0.1:8642")
-    path = parts.path if parts.path.strip("/") else "/v1/responses"
+    path = parts.path.rstrip("/") or "/v1"
+    if path.endswith("/v1"):
+        path += "/responses"
     return parts._replace(scheme=schemes[parts.scheme], path=path, fragment="").geturl()
 
 

@@ -101,7 +101,8 @@ def check_hash(path: Path, sha256: str) -> None:
     found = hash_file(path)
     if found != sha256:
         raise ModelFileError(
-            f"{path} has sha256 {found}, expected {sha256}; delete it and run chatrt pull"
+            f"{path} has sha256 {found}, expected {sha256}; "
+            "it is damaged: `chatrt pull` replaces it"
         )
     note_checked(path, sha256)
 

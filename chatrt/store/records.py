@@ -68,6 +68,7 @@ class StoredItem:
     role: str
     text: str
     response_id: str
+    complete: bool = True
 
     def as_dict(self) -> dict[str, object]:
         """The item in the API's form."""
@@ -76,6 +77,7 @@ class StoredItem:
             "type": "message",
             "id": self.item_id,
             "role": self.role,
+            "status": "completed" if self.complete else "incomplete",
             "content": [{"type": kind, "text": self.text}],
             "response_id": self.response_id,
         }
@@ -117,7 +119,8 @@ def turn_items(turn: StoredTurn) -> list[StoredItem]:
         for index, (role, text) in enumerate(input_messages(turn.input_json))
     ]
     if turn.text:
-        items.append(StoredItem(stem, "assistant", turn.text, turn.response_id))
+        complete = turn.status == "completed"
+        items.append(StoredItem(stem, "assistant", turn.text, turn.response_id, complete))
     return items
 
 

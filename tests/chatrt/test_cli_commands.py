@@ -108,10 +108,10 @@ def test_pull_without_a_terminal_prints_a_line_and_no_bar(
 
     fetch = sources.fetch
 
-    def fetch_slowly(source: Any, *, cache_dir: Path, progress: Callable[..., None]) -> Any:
+    def fetch_slowly(source: Any, *, progress: Callable[..., None], **options: Any) -> Any:
         progress(0, 100, "model.safetensors")
         progress(100, 100, "model.safetensors")
-        return fetch(source, cache_dir=cache_dir, progress=progress)
+        return fetch(source, progress=progress, **options)
 
     monkeypatch.setattr(sources, "fetch", fetch_slowly)
     folder = model_folder(tmp_path / "tiny")
@@ -147,8 +147,17 @@ def test_config_shows_each_value_and_where_it_comes_from(
     table = {line.split()[0]: line.split()[2:] for line in lines if "=" in line}
     assert table["port"] == ["9", "#", "CHATRT_PORT"]
     assert table["host"] == ['"127.0.0.1"', "#", "default"]
-    assert table["threads"] == ["none", "#", "default"]
     assert table["store"] == ["true", "#", "default"]
+    assert any(line.startswith("# threads ") for line in lines)
+
+
+def test_what_config_prints_is_a_config_file(paths: Paths) -> None:
+    printed = output("config")
+    configure(paths, printed)
+    again = json_output("config", "--json")
+    assert {one["origin"] for one in again["sampling"].values()} == {"config.toml"}
+    assert again["settings"]["port"] == {"value": 8642, "origin": "config.toml"}
+    assert again["settings"]["threads"] == {"value": None, "origin": "default"}
 
 
 def test_config_shows_what_a_local_model_recommends(paths: Paths, tmp_path: Path) -> None:

@@ -42,12 +42,13 @@ def stop_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         (SettingsError("port is 'x'"), 2, "chatrt: port is 'x'\n"),
         (InvalidValue("top_p is 2"), 2, "chatrt: top_p is 2\n"),
         (ModelFileError("the file is truncated"), 1, "chatrt: the file is truncated\n"),
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "\n"),
         (OSError(28, "No space left on device"), 1, "chatrt: [Errno 28] No space left on device\n"),
         (
             ModuleNotFoundError("No module named 'torch'", name="torch"),
             1,
-            "chatrt: this needs torch; install it with: pip install 'chatrt[serve]'\n",
+            "chatrt: the serving part of chatrt is not installed (torch is missing): "
+            "install it with its extra [serve], as `make chat` does\n",
         ),
         (
             ValueError("a bug"),

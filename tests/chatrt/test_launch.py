@@ -201,6 +201,18 @@ def test_half_a_record_counts_as_none(stage: Stage) -> None:
     assert read_record(stage.paths) is None
 
 
+def test_a_second_server_leaves_the_first_one_to_be_found(stage: Stage) -> None:
+    endpoint = stage.attach()
+    second = launch.register_server(
+        stage.paths, host="127.0.0.1", port=1, model="other", started_at=time.time()
+    )
+    assert second.url == endpoint.url
+    launch.unregister_server(stage.paths)
+    found = find_server(stage.paths)
+    assert found is not None
+    assert found.url == endpoint.url
+
+
 def test_a_server_does_not_take_away_the_record_of_its_successor(stage: Stage) -> None:
     launch.register_server(stage.paths, host="::", port=1, model="tiny", started_at=0.0)
     record = read_record(stage.paths)

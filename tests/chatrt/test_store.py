@@ -230,6 +230,7 @@ def test_items_are_the_messages_of_the_newest_branch(store: Store) -> None:
         "type": "message",
         "id": "msg_conv1",
         "role": "assistant",
+        "status": "completed",
         "content": [{"type": "output_text", "text": "hi"}],
         "response_id": "conv1",
     }

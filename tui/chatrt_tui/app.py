@@ -28,7 +28,13 @@ class ChatApp(App[None]):
     """Chat with the server at `url`."""
 
     TITLE = "chatrt"
-    CSS = "ToastRack { margin-bottom: 5; }"
+    # Toasts keep away from the end of the transcript, where an answer grows. Inline, a screen of
+    # automatic height would have none: the transcript takes what is left, of nothing.
+    CSS = """
+    ToastRack { dock: top; align: right top; margin: 0; }
+    Toast { width: auto; max-width: 80%; margin: 0; padding: 0 1; }
+    Screen:inline { height: 66vh; min-height: 20; border: none; border-top: solid $border-blurred; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop"),
         Binding("ctrl+n", "new_chat", "New chat"),
@@ -56,7 +62,8 @@ class ChatApp(App[None]):
         yield SystemCommand(
             "Conversations", "Search, open or delete conversations", self.action_conversations
         )
-        yield SystemCommand("Stop", "Stop the answer, keep what came", self.action_stop)
+        if self._chat.answering:
+            yield SystemCommand("Stop", "Stop the answer, keep what came", self.action_stop)
         yield SystemCommand("Details", "Show each turn's figures in full", self.action_details)
         yield SystemCommand(
             "Copy answer", "Copy the newest answer as Markdown", self.action_copy_answer
@@ -66,6 +73,10 @@ class ChatApp(App[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """`stop` shows only while there is something to stop."""
         return self._chat.answering if action == "stop" else True
+
+    def on_notify(self) -> None:
+        """One toast at a time: this runs before Textual's own handler adds the new one."""
+        self.clear_notifications()
 
     def action_stop(self) -> None:
         """Stop the answer that runs."""

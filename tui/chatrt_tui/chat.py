@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 TITLE_CHARS = 60
 SHOWN_ITEMS = 200
+_UNSENT = "will be sent when the server is back"
 _WELCOME = "A new conversation. What would you like to know?"
 
 
@@ -56,6 +57,7 @@ class _RunningTurn:
     id: int
     question: str
     view: AnswerView
+    unsent: bool  # it waits for the connection
 
 
 class Chat(Vertical):
@@ -110,7 +112,10 @@ class Chat(Vertical):
         await transcript.add_question(event.text)
         self._num_turns += 1
         view = await transcript.add_answer()
-        self._turn = _RunningTurn(self._num_turns, event.text, view)
+        unsent = self._connection.kind in ("connecting", "lost")
+        if unsent:
+            view.tell(_UNSENT)
+        self._turn = _RunningTurn(self._num_turns, event.text, view, unsent)
         here = self._conversation
         request = ResponseRequest(
             input=event.text,
@@ -119,6 +124,7 @@ class Chat(Vertical):
             conversation=None if here.tip_id else here.id,
         )
         self.client.ask(self._num_turns, request, title=clean_line(event.text)[:TITLE_CHARS])
+        self.query_one(StatusLine).show_figures("")  # they are the last turn's, not this one's
         self._show_state()
 
     @on(Prompt.NotNow)
@@ -173,9 +179,12 @@ class Chat(Vertical):
         elif item.get("role") == "assistant":
             view = await transcript.add_answer()
             await view.append(text)
-            await view.finish()
+            await view.finish_old(stopped=item.get("status") == "incomplete")
 
     def _leave(self) -> None:
+        if self._turn is not None:
+            what = "question was not sent" if self._turn.unsent else "answer was stopped"
+            self.notify(f"You left: the {what}.")
         self.stop()
         self._turn = None
         self.query_one(Prompt).allow_sending()
@@ -229,8 +238,7 @@ class Chat(Vertical):
         parts = [figures.summary(result)]
         if total:
             parts.append(figures.context_use(total, self._num_context))
-        if any(parts):
-            self.query_one(StatusLine).show_figures(" · ".join(part for part in parts if part))
+        self.query_one(StatusLine).show_figures(" · ".join(part for part in parts if part))
         self._show_state()
 
     def _take_connection(self, state: ConnectionState) -> None:
@@ -240,6 +248,9 @@ class Chat(Vertical):
             case "connected":
                 banner.hide()
                 self._read_model()
+                if self._turn is not None and self._turn.unsent:
+                    self._turn.unsent = False
+                    self._turn.view.tell("…")
             case "lost":
                 wait = f"trying again in {state.retry_in_s:.1f} s (attempt {state.attempt + 1})"
                 banner.tell(f"{state.message}; {wait}")

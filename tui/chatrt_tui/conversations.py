@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.cells import cell_len
 from textual import on, work
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from chatrt.client import HttpRoutes
 
+_SHORTEST_TITLE = 8  # in cells
 _UNTITLED = "(no title)"
 _HELP = "Enter opens · Ctrl+D deletes · Esc goes back"
 
@@ -79,7 +81,16 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
             border-title-color: $text;
         }
         & Input { padding: 0 1; background: $boost; margin-bottom: 1; }
-        & OptionList { height: 1fr; border: none; padding: 0; background: transparent; }
+        & OptionList {
+            height: 1fr;
+            border: none;
+            padding: 0;
+            background: transparent;
+            scrollbar-gutter: stable;
+            scrollbar-size-vertical: 1;
+            text-wrap: nowrap;
+            text-overflow: ellipsis;
+        }
         & Static { height: auto; color: $text-muted; padding-top: 1; }
     }
     """
@@ -118,18 +129,29 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
             self._tell(error.message)
             return
         self._rows = [row for row in map(ConversationRow.of, rows) if row.num_turns]
-        options = self.query_one(OptionList)
-        options.clear_options()
-        options.add_options([Option(self._line(row), id=row.id) for row in self._rows])
-        options.highlighted = 0 if self._rows else None
+        self._fill(highlighted=0)
         none_found = "Nothing found." if query else "No conversations yet."
         self._tell(_HELP if self._rows else none_found)
 
-    def _line(self, row: ConversationRow) -> Content:
+    def on_resize(self) -> None:
+        """Cut the titles anew, once the list has its new width."""
+        self.call_after_refresh(lambda: self._fill(self.query_one(OptionList).highlighted))
+
+    def _fill(self, highlighted: int | None) -> None:
+        options = self.query_one(OptionList)
+        width = options.scrollable_content_region.width
+        options.clear_options()
+        options.add_options([Option(self._line(row, width), id=row.id) for row in self._rows])
+        options.highlighted = highlighted if self._rows else None
+
+    def _line(self, row: ConversationRow, width: int) -> Content:
+        """Title and figures on one line of `width` cells: the title gives way."""
         turns = f"{row.num_turns} turn{'s' if row.num_turns != 1 else ''}"
         here = " · open" if row.id == self._current_id else ""
+        figures = f"  {turns} · {age(time.time() - row.updated_at)}{here}"
+        width_left = max(width - cell_len(figures), _SHORTEST_TITLE)
         return Content.assemble(
-            row.title, (f"  {turns} · {age(time.time() - row.updated_at)}{here}", "dim")
+            Content(row.title).truncate(width_left, ellipsis=True), (figures, "dim")
         )
 
     def _tell(self, text: str) -> None:

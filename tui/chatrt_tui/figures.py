@@ -35,8 +35,8 @@ def summary(result: TurnResult) -> str:
 
 
 def context_use(num_tokens: int, num_context: int | None) -> str:
-    """How full the context is: `812/8192`, or `812 tokens` where its size is not known."""
-    return f"{num_tokens}/{num_context}" if num_context else f"{num_tokens} tokens"
+    """How full the context is: `812/8192 tokens`, or `812 tokens` where its size is not known."""
+    return f"{num_tokens}/{num_context} tokens" if num_context else f"{num_tokens} tokens"
 
 
 def ending(result: TurnResult) -> str:
@@ -55,7 +55,7 @@ def ending(result: TurnResult) -> str:
 
 
 def details(result: TurnResult) -> str:
-    """Some lines: TTFT by stage, tokens by origin, gaps, accepted drafts."""
+    """Some lines: TTFT by stage, tokens by origin, gaps, accepted drafts; nothing that is 0."""
     timing = result.timing
     lines = []
     if result.ttft_ms is not None:
@@ -65,9 +65,7 @@ def details(result: TurnResult) -> str:
             told = f", {_short(server)} ms of it in the server"
         lines.append(f"TTFT  {_short(result.ttft_ms)} ms{told}")
     stages = _dict(timing, "stages")
-    shown = [
-        (name, stages[f"{name}_ms"]) for name in _STAGES if _is_number(stages.get(f"{name}_ms"))
-    ]
+    shown = [(name, stages[f"{name}_ms"]) for name in _STAGES if _shows(stages.get(f"{name}_ms"))]
     if shown:
         lines.append(
             "stages  "
@@ -79,7 +77,7 @@ def details(result: TurnResult) -> str:
     named = [
         f"{name} {_short(gaps[name])}"
         for name in ("p50", "p95", "p99", "max")
-        if _is_number(gaps.get(name))
+        if _shows(gaps.get(name))
     ]
     if named:
         lines.append("gaps  " + " · ".join(named) + " ms")
@@ -97,9 +95,9 @@ def _token_lines(result: TurnResult) -> list[str]:
             ("computed_tokens", "computed"),
             ("typed_ahead_tokens", "typed ahead"),
         )
-        if key in kv
+        if kv.get(key)
     ]
-    if "output_tokens" in result.usage:
+    if result.usage.get("output_tokens"):
         tokens.append(f"{result.usage['output_tokens']} written")
     if tokens:
         lines.append("tokens  " + " · ".join(tokens))
@@ -122,8 +120,9 @@ def _dict(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+def _shows(value_ms: object) -> bool:
+    """Whether `value_ms` is a number that would not be painted as 0."""
+    return isinstance(value_ms, int | float) and float(_short(value_ms)) > 0
 
 
 def _short(value_ms: float) -> str:

@@ -18,15 +18,19 @@ if TYPE_CHECKING:
 
 
 class StatusLine(Horizontal):
-    """Figures of the last turn on the left, what the program is doing on the right."""
+    """Figures of the last turn on the left, what the program is doing on the right.
+
+    Where both do not fit, the right gives way.
+    """
 
     DEFAULT_CSS = """
     StatusLine {
         height: 1;
         padding: 0 2;
         color: $text-muted;
-        & #figures { width: 1fr; }
-        & #state { width: auto; }
+        & > Static { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+        & #figures { width: auto; max-width: 100%; padding-right: 2; }
+        & #state { width: 1fr; text-align: right; }
     }
     """
 

@@ -55,14 +55,19 @@ class Note(Static):
 
 
 class AnswerView(Vertical):
-    """One answer: its Markdown, how it ended, its figures, and on demand their details."""
+    """One answer: its Markdown, how it ended, its figures, and on demand their details.
+
+    The figures show once it is not the newest any more (`-earlier`): until then they stand in the
+    status line, and twice would be once too often.
+    """
 
     DEFAULT_CSS = """
     AnswerView {
         height: auto;
         & > Markdown { padding: 0 2; }
         & > Markdown.-goes-on > MarkdownBlock { margin-bottom: 0; }
-        & > .figures { padding: 0 2; color: $text-disabled; height: auto; }
+        & > .figures { padding: 0 2; color: $text-disabled; height: auto; display: none; }
+        &.-earlier > .figures { display: block; }
         & > .details { padding: 0 2 0 4; color: $text-muted; height: auto; display: none; }
     }
     """
@@ -90,19 +95,25 @@ class AnswerView(Vertical):
         """A line that stands in for the answer until its first text."""
         yield Note("…")
 
+    def tell(self, text: str) -> None:
+        """Say what the answer waits for, while nothing of it has come."""
+        if self._last is None:
+            self.query_one(Note).update(clean_text(text))
+
     async def append(self, text: str) -> None:
         """Add text that has arrived."""
         self._num_received += len(text)
         await self._show(self._cleaner.feed(text), ended=False)
 
-    async def finish(self, result: TurnResult | None = None) -> None:
-        """The answer has ended; an old one, of which no figures are known, has no `result`."""
-        await self._show(self._cleaner.finish(), ended=True)
-        await self._end_stream()
-        if self._last is None:
-            await self.query(Note).remove()
-        if result is None:
-            return
+    async def finish_old(self, *, stopped: bool) -> None:
+        """An old answer is there, of which no figures are known; `stopped` if it is not whole."""
+        await self._finish_text()
+        if stopped:
+            await self.mount(Note("stopped"))
+
+    async def finish(self, result: TurnResult) -> None:
+        """The answer has ended."""
+        await self._finish_text()
         ending = figures.ending(result)
         if ending:
             await self.mount(Note(ending, warning=result.error is not None))
@@ -111,6 +122,12 @@ class AnswerView(Vertical):
             await self.mount(Static(summary, markup=False, classes="figures"))
         if details:
             await self.mount(Static(clean_text(details), markup=False, classes="details"))
+
+    async def _finish_text(self) -> None:
+        await self._show(self._cleaner.finish(), ended=True)
+        await self._end_stream()
+        if self._last is None:
+            await self.query(Note).remove()
 
     async def _show(self, text: str, *, ended: bool) -> None:
         self._pieces.append(text)
@@ -178,6 +195,7 @@ class Transcript(VerticalScroll, can_focus=False):
     async def add_question(self, text: str) -> None:
         """Show what the person asks, and go to the end."""
         await self.query(".welcome").remove()
+        self.query(AnswerView).add_class("-earlier")
         await self.mount(UserMessage(text))
         self.anchor()
 
