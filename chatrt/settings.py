@@ -103,6 +103,10 @@ class Settings:
     max_connections_per_key: Annotated[
         int, kinds.whole(1, None, "most open connections of one API key")
     ] = 64
+    max_pages_per_key: Annotated[
+        int | None,
+        kinds.whole(1, None, "most KV pages that running answers of one API key hold; unset: all"),
+    ] = None
     max_lanes: Annotated[int, kinds.whole(1, None, "most lanes (stream_id) of a connection")] = 32
     max_active_lanes: Annotated[
         int, kinds.whole(1, None, "most lanes of a connection that answer at once; others wait")

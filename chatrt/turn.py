@@ -68,8 +68,8 @@ class TurnRequest:
     """A turn ready for the engine.
 
     `token_ids` are the whole sequence: the first `num_history` are the parent tip's exact ids.
-    `salt` separates prefix sharing between keys. `typed_ahead_key` names the lane whose half-typed
-    prompt this turn is (or supersedes).
+    `salt` separates prefix sharing between keys, `owner` is whose turn it is. `typed_ahead_key`
+    names the lane whose half-typed prompt this turn is (or supersedes).
     """
 
     response_id: str
@@ -79,6 +79,7 @@ class TurnRequest:
     sampling: SamplingParams
     parent_id: str | None = None
     salt: str = ""
+    owner: str = ""
     priority: int = 0
     typed_ahead_key: str | None = None
     speculation_tokens: int | None = None  # None: the controller decides; 0: off

@@ -219,6 +219,7 @@ def _engine(
             max_num_seqs=settings.max_num_seqs,
             page_size=settings.page_size,
             num_drafts=NUM_DRAFTS if drafter is not None else 0,
+            max_pages_per_owner=settings.max_pages_per_key,
         ),
         clock=time.perf_counter_ns,
         draw_seed=lambda: secrets.randbits(_SEED_BITS),

@@ -72,6 +72,7 @@ def serve(
     max_connections_per_key: Annotated[
         int | None, typer.Option(help=_help("max_connections_per_key"))
     ] = None,
+    max_pages_per_key: Annotated[int | None, typer.Option(help=_help("max_pages_per_key"))] = None,
     max_lanes: Annotated[int | None, typer.Option(help=_help("max_lanes"))] = None,
     max_active_lanes: Annotated[int | None, typer.Option(help=_help("max_active_lanes"))] = None,
     drafter: Annotated[str | None, typer.Option(help=_help("drafter"))] = None,

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chatrt.errors import ContextLengthExceeded, OutOfPages
+from chatrt.errors import CapacityError, ContextLengthExceeded, OutOfPages
 from chatrt.turn import TurnKind
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class EngineLimits:
     `max_context` counts prompt and answer of one session; `num_drafts` is the draft length when the
     request names none; `max_parked` bounds the sessions that are remembered between turns.
     Nothing is reserved for answers, but an arrival is admitted beside running ones only if each
-    may still grow by `num_expected` tokens (or its own cap).
+    may still grow by `num_expected` tokens (or its own cap). `max_pages_per_owner` bounds what the
+    running sessions of one owner (an API key) hold together; None leaves it open.
     """
 
     max_context: int
@@ -37,14 +38,16 @@ class EngineLimits:
     num_drafts: int = 0
     max_parked: int = 1024
     num_expected: int = 256
+    max_pages_per_owner: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A session that runs, and how many tokens its turn may still add."""
+    """A session that runs, how many tokens its turn may still add, and whose it is."""
 
     session: Session
     num_left: int
+    owner: str = ""
 
 
 class Admission:
@@ -63,6 +66,7 @@ class Admission:
 
         Raises:
             ContextLengthExceeded: The prompt leaves no room for one token; both numbers are named.
+            CapacityError: The prompt alone needs more pages than its owner may hold.
         """
         length, limit = len(request.token_ids), self._limits.max_context
         if length >= limit:
@@ -70,6 +74,11 @@ class Admission:
                 f"the prompt has {length} tokens and the context holds {limit}, "
                 "one of which is needed for the answer",
                 param="input",
+            )
+        need, most = self._num_pages(length + 1), self._limits.max_pages_per_owner
+        if most is not None and need > most:
+            raise CapacityError(
+                f"the prompt needs {need} KV pages, an API key may hold {most}", code="kv_exhausted"
             )
         rank = _rank(request)
         later = (i for i, other in enumerate(self._waiting) if _rank(other) < rank)
@@ -83,21 +92,23 @@ class Admission:
         return taken
 
     def next(self, running: Collection[Running]) -> TurnRequest | None:
-        """The first request, if it may start beside the running sessions.
+        """The first request whose owner may hold more, if it may start beside the running ones.
 
         Raises:
             OutOfPages: It could not start even alone; it stays first (see `refuse_first`).
         """
         if not self._waiting or len(running) >= self._limits.max_num_seqs:
             return None
-        request = self._waiting[0]
+        request = next((r for r in self._waiting if self._may_hold_more(r, running)), None)
+        if request is None:
+            return None
         length = len(request.token_ids)
         free, evictable = self._sessions.num_free, self._sessions.num_evictable
         if not running:
             need = self._num_pages(length + 1)
             if need > free + evictable:
                 raise OutOfPages(need, free, evictable, self._sessions.num_pages)
-            return self._waiting.popleft()
+            return self._taken(request)
         # An arrival that took the pages which running answers will grow into would stall them.
         need = self._num_pages(length + self._expected(request.sampling.max_output_tokens))
         growth = sum(
@@ -105,11 +116,22 @@ class Admission:
             - len(one.session.page_ids)
             for one in running
         )
-        return self._waiting.popleft() if need + growth <= free + evictable else None
+        return self._taken(request) if need + growth <= free + evictable else None
 
     def refuse_first(self) -> TurnRequest:
         """Remove the request that `next` raised for."""
         return self._waiting.popleft()
+
+    def _taken(self, request: TurnRequest) -> TurnRequest:
+        self._waiting.remove(request)
+        return request
+
+    def _may_hold_more(self, request: TurnRequest, running: Collection[Running]) -> bool:
+        most = self._limits.max_pages_per_owner
+        if most is None:
+            return True
+        held = sum(len(one.session.page_ids) for one in running if one.owner == request.owner)
+        return held + self._num_pages(len(request.token_ids) + 1) <= most
 
     def _expected(self, num_left: int | None) -> int:
         """Tokens by which an answer is expected to grow, of at most `num_left`."""

@@ -86,7 +86,8 @@ class LiveTurn:
     @property
     def running(self) -> Running:
         """What admission wants to know."""
-        return Running(self.entry.session, max(0, self.max_tokens - len(self.token_ids)))
+        num_left = max(0, self.max_tokens - len(self.token_ids))
+        return Running(self.entry.session, num_left, self.request.owner)
 
     @property
     def text(self) -> str:

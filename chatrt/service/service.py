@@ -116,6 +116,7 @@ class ChatService:
             sampling=sampling,
             parent_id=planned.tip_id,
             salt="" if self._settings.share_prefixes else context.key_id,
+            owner=context.key_id,
             priority=message.chatrt.priority,
             typed_ahead_key=context.lane_key,
             speculation_tokens=_num_drafts(message),

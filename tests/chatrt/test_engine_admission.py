@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from chatrt.engine.admission import Admission, EngineLimits, Running
-from chatrt.errors import ContextLengthExceeded, OutOfPages
+from chatrt.errors import CapacityError, ContextLengthExceeded, OutOfPages
 from chatrt.pages import PageAllocator
 from chatrt.params import SamplingParams
 from chatrt.prefix import PrefixTree
@@ -104,3 +104,20 @@ def test_what_cannot_fit_alone_is_refused_and_the_next_one_may_start() -> None:
     taken = admission.next([])
     assert taken is not None
     assert taken.response_id == "small"
+
+
+def test_a_key_that_holds_its_pages_waits_and_holds_nobody_else_up() -> None:
+    admission, sessions = queue(num_pages=20, max_pages_per_owner=3)
+    running = sessions.open("", [2] * 32).session
+    sessions.reserve(running, 32)
+    admission.put(ask("greedy", 20, owner="a"))
+    admission.put(ask("other", 20, owner="b"))
+    with pytest.raises(CapacityError, match="needs 4 KV pages, an API key may hold 3"):
+        admission.put(ask("never", 50, owner="a"))
+    taken = admission.next([Running(running, 5, "a")])
+    assert taken is not None
+    assert taken.response_id == "other"
+    assert admission.next([Running(running, 5, "a")]) is None
+    taken = admission.next([])
+    assert taken is not None
+    assert taken.response_id == "greedy"

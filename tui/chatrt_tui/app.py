@@ -33,7 +33,8 @@ class ChatApp(App[None]):
     CSS = """
     ToastRack { dock: top; align: right top; margin: 0; }
     Toast { width: auto; max-width: 80%; margin: 0; padding: 0 1; }
-    Screen:inline { height: 66vh; min-height: 20; border: none; border-top: solid $border-blurred; }
+    Screen:inline { height: 66vh; min-height: 20; border: none; }
+    Chat:inline { border-top: solid $border-blurred; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop"),

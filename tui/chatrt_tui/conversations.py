@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.cells import cell_len
 from textual import on, work
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -148,11 +147,9 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
         """Title and figures on one line of `width` cells: the title gives way."""
         turns = f"{row.num_turns} turn{'s' if row.num_turns != 1 else ''}"
         here = " · open" if row.id == self._current_id else ""
-        figures = f"  {turns} · {age(time.time() - row.updated_at)}{here}"
-        width_left = max(width - cell_len(figures), _SHORTEST_TITLE)
-        return Content.assemble(
-            Content(row.title).truncate(width_left, ellipsis=True), (figures, "dim")
-        )
+        figures = Content.styled(f"  {turns} · {age(time.time() - row.updated_at)}{here}", "dim")
+        width_left = max(width - figures.cell_length, _SHORTEST_TITLE)
+        return Content(row.title).truncate(width_left, ellipsis=True) + figures
 
     def _tell(self, text: str) -> None:
         self.query_one(Static).update(clean_line(text))
