@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
+from typing import Any
 
 from textual import events
 
@@ -68,18 +69,46 @@ async def test_an_open_fence_is_painted_as_plain_text_before_it_closes() -> None
         assert "z = 3" in screen_text(app)
 
 
-async def test_the_status_line_and_the_turn_show_the_figures() -> None:
+async def test_the_status_line_shows_the_last_turns_figures_and_the_details_all_of_them() -> None:
     reply = ScriptedAnswer(["ok"], timing=TIMING, usage=USAGE)
     async with ScriptedServer([reply]) as server, app_at(server.url) as (app, pilot):
         await say(pilot, "hi")
         await until(lambda: "tok/s" in figures(app))
         assert figures(app).startswith("TTFT ")
-        assert figures(app).endswith(" ms · 243 tok/s · 96 % cached · 812/8192")
+        assert figures(app).endswith(" ms · 243 tok/s · 96 % cached · 812/8192 tokens")
         assert "prefill 4.8" not in screen_text(app)
         await pilot.press("ctrl+t")
         await until(lambda: "prefill 4.8" in screen_text(app))
         await pilot.press("ctrl+t")
         await until(lambda: "prefill 4.8" not in screen_text(app))
+
+
+async def test_figures_are_shown_once_and_move_under_their_answer_when_the_next_one_runs() -> None:
+    replies = [
+        ScriptedAnswer(["ok"], timing=TIMING, usage=USAGE),
+        ScriptedAnswer(["word "] * 1000, delay_s=0.01),
+    ]
+    async with ScriptedServer(replies) as server, app_at(server.url) as (app, pilot):
+        await say(pilot, "hi")
+        await until(lambda: "243 tok/s" in screen_text(app))
+        assert screen_text(app).count("243 tok/s") == 1
+        await say(pilot, "more")
+        await until(lambda: "word" in screen_text(app))
+        assert figures(app) == ""
+        assert state(app) == "answering · Esc stops"
+        assert screen_text(app).count("243 tok/s") == 1
+
+
+async def test_figures_are_whole_in_80_columns_and_the_models_name_gives_way() -> None:
+    speculation = {"drafted": 3, "mean_accepted_length": 2.9}
+    timing = {**TIMING, "speculation": speculation}
+    reply = ScriptedAnswer(["ok"], timing=timing, usage=USAGE)
+    async with (
+        ScriptedServer([reply]) as server,
+        app_at(server.url, size=(80, 24)) as (app, pilot),
+    ):
+        await say(pilot, "hi")
+        await until(lambda: "2.9 tokens/step · 812/8192 tokens" in screen_text(app))
 
 
 async def test_escape_keeps_the_partial_answer_and_the_half_typed_prompt() -> None:
@@ -147,6 +176,20 @@ async def test_a_question_typed_before_the_connection_is_sent_when_it_is_there()
         await server.start()
         await until(lambda: answer(app) == "late")
     await server.stop()
+
+
+async def test_a_question_that_waits_for_the_server_says_so() -> None:
+    async with (
+        ScriptedServer([ScriptedAnswer(["late"])]) as server,
+        app_at(server.url) as (app, pilot),
+    ):
+        await server.stop()
+        await until(lambda: app.query_one(Banner).has_class("-shown"))
+        await say(pilot, "early")
+        await until(lambda: "will be sent when the server is back" in screen_text(app))
+        await server.start()
+        await until(lambda: answer(app) == "late")
+        assert "will be sent" not in screen_text(app)
 
 
 async def test_a_refused_question_says_why_and_comes_back_into_the_prompt() -> None:
@@ -255,26 +298,36 @@ async def test_an_old_conversation_is_found_opened_and_continued() -> None:
         assert server.creates()[0]["conversation"] == "conv_1"
 
 
-async def test_a_conversation_is_deleted_at_the_second_press_only() -> None:
-    async with (
-        ScriptedServer([ScriptedAnswer(["x"])]) as server,
-        app_at(server.url) as (
-            app,
-            pilot,
-        ),
-    ):
-        await say(pilot, "keep me")
-        await until(lambda: idle(app) and answer(app))
+class _TellsStatus(ScriptedServer):
+    """A scripted server whose items say, as the real one's do, whether an answer is whole."""
+
+    def _items(self, conversation: Any) -> list[dict[str, Any]]:
+        items = super()._items(conversation)
+        for item in items:
+            if item["role"] == "assistant":
+                whole = self._turns[item["response_id"]].response["status"] == "completed"
+                item["status"] = "completed" if whole else "incomplete"
+        return items
+
+
+async def test_leaving_a_running_answer_says_that_it_was_stopped_then_and_when_reopened() -> None:
+    replies = [ScriptedAnswer(["whole"]), ScriptedAnswer(["half "] * 1000, delay_s=0.01)]
+    async with _TellsStatus(replies) as server, app_at(server.url) as (app, pilot):
+        await say(pilot, "first")
+        await until(lambda: answer(app) == "whole" and idle(app))
+        await say(pilot, "second")
+        await until(lambda: "half" in answer(app))
+        await pilot.press("ctrl+n")
+        await until(lambda: "the answer was stopped" in screen_text(app))
         await pilot.press("ctrl+o")
-        await until(lambda: "keep me  1 turn" in screen_text(app))
-        await pilot.press("ctrl+d")
-        await until(lambda: "This one is open" in screen_text(app))
-        await pilot.press("escape", "ctrl+n", "ctrl+o")
-        await until(lambda: "keep me  1 turn" in screen_text(app))
-        await pilot.press("ctrl+d")
-        await until(lambda: "again deletes" in screen_text(app))
-        await pilot.press("ctrl+d")
-        await until(lambda: "No conversations yet" in screen_text(app))
+        await until(lambda: "first  2 turns" in screen_text(app))
+        await pilot.press("enter")
+        await until(lambda: answer(app).startswith("half ") and idle(app))
+        app.clear_notifications()
+        await until(lambda: "the answer was stopped" not in screen_text(app))
+        lines = [line.strip() for line in screen_text(app).splitlines()]
+        assert lines.count("stopped") == 1
+        assert lines.index("stopped") > lines.index("whole") + 1
 
 
 async def test_ctrl_c_copies_a_selection_and_otherwise_quits_at_the_second_press() -> None:
@@ -296,22 +349,6 @@ async def test_ctrl_c_copies_a_selection_and_otherwise_quits_at_the_second_press
         assert app.is_running
         await pilot.press("ctrl+c")
         await until(lambda: not app.is_running)
-
-
-async def test_every_action_is_in_the_command_palette() -> None:
-    async with (
-        ScriptedServer([ScriptedAnswer(["**x**"])]) as server,
-        app_at(server.url) as (
-            app,
-            pilot,
-        ),
-    ):
-        await say(pilot, "hi")
-        await until(lambda: idle(app) and answer(app))
-        titles = {command.title for command in app.get_system_commands(app.screen)}
-        assert {"New chat", "Conversations", "Stop", "Details", "Copy answer", "Quit"} <= titles
-        app.action_copy_answer()
-        assert app.clipboard == "**x**"
 
 
 async def test_the_prompt_is_painted_before_any_server_answers() -> None:

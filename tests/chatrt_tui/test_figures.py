@@ -51,14 +51,19 @@ def test_what_is_not_known_is_left_out() -> None:
     assert figures.details(replace(RESULT, timing={}, usage={}, ttft_ms=None)) == ""
 
 
-def test_details_tell_stages_tokens_gaps_and_drafts() -> None:
+def test_details_tell_stages_tokens_gaps_and_drafts_and_leave_out_what_is_0() -> None:
     text = figures.details(RESULT)
     assert "TTFT  8.0 ms, 7.2 ms of it in the server" in text
-    assert "stages  queue 0.1 · prefill 5.9 · send 0 ms" in text
-    assert "768 cached · 32 computed · 0 typed ahead · 12 written" in text
+    assert "stages  queue 0.1 · prefill 5.9 ms" in text.splitlines()
+    assert "tokens  768 cached · 32 computed · 12 written" in text.splitlines()
     assert "gaps  p50 4.1 · max 11 ms" in text
     assert "19 of 30 accepted (ngram)" in text
     assert "edited at token 768" in text
+
+
+def test_tokens_that_were_typed_ahead_are_told() -> None:
+    text = figures.details(replace(RESULT, timing={"kv": {"typed_ahead_tokens": 7}}))
+    assert "7 typed ahead" in text
 
 
 def test_details_of_an_answer_in_one_delta_have_no_gaps() -> None:
@@ -74,7 +79,7 @@ def test_a_miss_without_a_divergence_names_no_token() -> None:
 
 
 def test_context_use_names_the_size_when_it_is_known() -> None:
-    assert figures.context_use(812, 8192) == "812/8192"
+    assert figures.context_use(812, 8192) == "812/8192 tokens"
     assert figures.context_use(812, None) == "812 tokens"
 
 

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import select
+import struct
 import subprocess
 import sys
+import termios
+import time
 
 from textual import events
 from textual._xterm_parser import XTermParser
@@ -10,6 +16,8 @@ from textual._xterm_parser import XTermParser
 from chatrt_tui.main import understand_alt_enter
 
 TIME_SCALE = float(os.environ.get("CHATRT_TEST_TIME_SCALE", "1"))
+_WELCOME = "A new conversation."
+_PLACEHOLDER = "rite a message."  # its first letter is under the cursor
 
 
 def run_python(code: str) -> str:
@@ -46,3 +54,36 @@ def test_alt_enter_of_an_old_terminal_is_a_new_line_and_enter_still_sends() -> N
     keys = [e.key for e in parser.feed("\x1b\r") if isinstance(e, events.Key)]
     keys += [e.key for e in parser.feed("\r") if isinstance(e, events.Key)]
     assert keys == ["ctrl+j", "enter"]
+
+
+def painted_in_a_terminal(code: str, *, until: tuple[bytes, ...]) -> bytes:
+    """What a program writes to a terminal of 100 x 30 until all of `until` came, or for 15 s."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    env |= {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, env=env
+    )
+    written = b""
+    end_s = time.monotonic() + 15 * TIME_SCALE
+    try:
+        while not all(text in written for text in until) and time.monotonic() < end_s:
+            if select.select([ours], [], [], 0.1)[0]:
+                written += os.read(ours, 65536)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
+    return written
+
+
+def test_inline_shows_the_transcript_and_the_prompt_and_not_only_the_keys() -> None:
+    painted = painted_in_a_terminal(
+        "from chatrt_tui.main import run; run('ws://127.0.0.1:1', inline=True)",
+        until=(_WELCOME.encode(), _PLACEHOLDER.encode()),
+    )
+    assert _WELCOME.encode() in painted
+    assert _PLACEHOLDER.encode() in painted
+    assert b"\x1b[?1049h" not in painted, "the shell has to stay visible"

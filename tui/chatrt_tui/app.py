@@ -28,10 +28,10 @@ class ChatApp(App[None]):
     """Chat with the server at `url`."""
 
     TITLE = "chatrt"
-    # Toasts keep away from the end of the transcript, where an answer grows. Inline, a screen of
+    # Toasts keep away from the banner and from where an answer grows. Inline, a screen of
     # automatic height would have none: the transcript takes what is left, of nothing.
     CSS = """
-    ToastRack { dock: top; align: right top; margin: 0; }
+    ToastRack { dock: top; align: right top; margin: 2 0 0 0; }
     Toast { width: auto; max-width: 80%; margin: 0; padding: 0 1; }
     Screen:inline { height: 66vh; min-height: 20; border: none; }
     Chat:inline { border-top: solid $border-blurred; }
@@ -78,6 +78,8 @@ class ChatApp(App[None]):
     def on_notify(self) -> None:
         """One toast at a time: this runs before Textual's own handler adds the new one."""
         self.clear_notifications()
+        for screen in self.screen_stack:  # else each old toast leaves an empty line behind
+            screen.query("ToastHolder").remove()
 
     def action_stop(self) -> None:
         """Stop the answer that runs."""

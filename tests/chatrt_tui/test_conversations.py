@@ -1,0 +1,50 @@
+"""The list of conversations, against the scripted server."""
+
+from __future__ import annotations
+
+from textual.widgets import OptionList
+
+from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
+from tests.chatrt_tui.driving import answer, app_at, idle, say, screen_text, until
+
+
+async def test_a_conversation_is_deleted_at_the_second_press_only() -> None:
+    async with (
+        ScriptedServer([ScriptedAnswer(["x"])]) as server,
+        app_at(server.url) as (
+            app,
+            pilot,
+        ),
+    ):
+        await say(pilot, "keep me")
+        await until(lambda: idle(app) and answer(app))
+        await pilot.press("ctrl+o")
+        await until(lambda: "keep me  1 turn" in screen_text(app))
+        await pilot.press("ctrl+d")
+        await until(lambda: "This one is open" in screen_text(app))
+        await pilot.press("escape", "ctrl+n", "ctrl+o")
+        await until(lambda: "keep me  1 turn" in screen_text(app))
+        await pilot.press("ctrl+d")
+        await until(lambda: "again deletes" in screen_text(app))
+        await pilot.press("ctrl+d")
+        await until(lambda: "No conversations yet" in screen_text(app))
+
+
+async def test_a_long_title_is_cut_with_an_ellipsis_instead_of_leaving_a_word_alone() -> None:
+    async with (
+        ScriptedServer([ScriptedAnswer(["x"])]) as server,
+        app_at(server.url, size=(60, 30)) as (app, pilot),
+    ):
+        await say(pilot, "a question that is much longer than the list is wide, by far")
+        await until(lambda: idle(app) and answer(app))
+        await pilot.press("ctrl+o")
+        await until(lambda: "…  1 turn · now · open" in screen_text(app))
+        assert app.screen.query_one(OptionList).virtual_size.height == 1
+        cut = len(title_shown(screen_text(app)))
+        await pilot.resize_terminal(70, 30)
+        await until(lambda: len(title_shown(screen_text(app))) > cut)
+        assert "…  1 turn · now · open" in screen_text(app)
+
+
+def title_shown(painted: str) -> str:
+    return next((line for line in painted.splitlines() if "1 turn" in line), "").partition("…")[0]
