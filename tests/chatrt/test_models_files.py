@@ -51,7 +51,7 @@ def test_a_truncated_or_changed_file_is_noticed_in_spite_of_the_note(
     path.write_bytes(content)
     os.utime(path, (1, 1))
     found = hashlib.sha256(content).hexdigest()
-    with pytest.raises(ModelFileError, match=f"{found}, expected {SHA256}; delete it"):
+    with pytest.raises(ModelFileError, match=f"{found}, expected {SHA256}; it is damaged"):
         check_hash(path, SHA256)
 
 
