@@ -155,6 +155,9 @@ class ProgressBar:
         traceback: TracebackType | None,
     ) -> None:
         if self._progress is not None:
+            for task in self._progress.tasks:
+                if task.total is None:  # done as well, but a bar without an end never shows that
+                    self._progress.remove_task(task.id)
             self._progress.stop()
 
 
