@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from chatrt.errors import ChatrtError, Conflict, InvalidValue, ModelNotFound, NotFound, StoreError
+from chatrt.errors import ChatrtError, Conflict, InvalidValue, NotFound, StoreError
 from chatrt.service.answer import Answer
 from chatrt.service.conversations import Conversations
 from chatrt.service.history import History
-from chatrt.service.prompts import Ask, PromptPlanner
+from chatrt.service.prompts import PromptPlanner
+from chatrt.service.requests import RequestReader, num_drafts
 from chatrt.service.responses import stored_response
-from chatrt.text.messages import Message
 from chatrt.text.prompt import PromptBuilder
 from chatrt.turn import FinishedEvent, FinishReason, Stamps, TurnKind, TurnRequest
 from chatrt.wire.events import ResponseFields
@@ -27,13 +26,13 @@ from chatrt.wire.ids import new_response_id
 from chatrt.wire.log import ResponseLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from chatrt.host import EngineHost
     from chatrt.metrics import Metrics
-    from chatrt.params import SamplingParams
     from chatrt.server.service import CallContext, OnLog
-    from chatrt.service.prompts import PlannedPrompt
+    from chatrt.service.prompts import Ask, PlannedPrompt
+    from chatrt.service.requests import ServiceSettings
     from chatrt.store import Store, StoredTurn
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.wire.messages import (
@@ -45,23 +44,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _INLINE_CHARS = 4096  # longer prompts are tokenised off the event loop
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceSettings:
-    """What the service needs to know of the model and the limits.
-
-    `max_output_tokens` caps every answer (None: the context does); `max_input_tokens` caps one
-    turn's sequence. `share_prefixes` lets keys share KV pages.
-    """
-
-    model: str
-    max_context: int
-    sampling: SamplingParams
-    max_output_tokens: int | None = None
-    max_input_tokens: int | None = None
-    share_prefixes: bool = False
-    model_aliases: frozenset[str] = field(default_factory=frozenset)
 
 
 class ChatService:
@@ -90,6 +72,7 @@ class ChatService:
         self._settings = settings
         self._clock = clock
         self._now = now
+        self._requests = RequestReader(settings, tokenizer.vocab_size)
         self._planner = PromptPlanner(
             PromptBuilder(tokenizer), model=settings.model, max_context=settings.max_context
         )
@@ -102,10 +85,10 @@ class ChatService:
 
     async def create(self, message: ResponseCreate, context: CallContext) -> ResponseLog:
         """Begin a turn; returns as soon as its log exists, events follow in the log."""
-        self._check_model(message.model)
-        sampling = self._sampling(message)
+        self._requests.check_model(message.model)
+        sampling = self._requests.sampling(message)
         conversation_id, chain = await self._place(message, context.key_id)
-        ask = self._ask(message, sampling)
+        ask = self._requests.ask(message, sampling)
         planned = await self._plan(ask, chain)
         response_id = new_response_id()
         request = TurnRequest(
@@ -119,7 +102,7 @@ class ChatService:
             owner=context.key_id,
             priority=message.chatrt.priority,
             typed_ahead_key=context.lane_key,
-            speculation_tokens=_num_drafts(message),
+            speculation_tokens=num_drafts(message),
             stamps=Stamps(received_ns=context.received_ns, tokenized_ns=self._clock()),
         )
         fields = ResponseFields.of(
@@ -266,47 +249,6 @@ class ChatService:
 
     # Steps of a turn -----------------------------------------------------------------------------
 
-    def _check_model(self, name: str | None) -> None:
-        known = {self._settings.model, *self._settings.model_aliases}
-        if name is not None and name not in known:
-            raise ModelNotFound(
-                f"model {name} is not served here, {self._settings.model} is", param="model"
-            )
-
-    def _sampling(self, message: ResponseCreate) -> SamplingParams:
-        sampling = message.sampling(self._settings.sampling)
-        self._check_token_ids("logit_bias", sampling.logit_bias)
-        self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
-        cap, asked = self._settings.max_output_tokens, sampling.max_output_tokens
-        if cap is not None and asked is not None and asked > cap:
-            raise InvalidValue(
-                f"max_output_tokens is {asked}, this server allows at most {cap}",
-                param="max_output_tokens",
-            )
-        return sampling if asked is not None else replace(sampling, max_output_tokens=cap)
-
-    def _check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
-        size = self._tokenizer.vocab_size
-        for token_id in token_ids:
-            if token_id >= size:
-                raise InvalidValue(
-                    f"{name} has token id {token_id}, the vocabulary has {size} ids",
-                    param=f"chatrt.{name}",
-                )
-
-    def _ask(self, message: ResponseCreate, sampling: SamplingParams) -> Ask:
-        kind = TurnKind.ANSWER
-        if not message.generate:
-            kind = TurnKind.TYPED_AHEAD if message.partial else TurnKind.PREFILL
-        quarter = self._settings.max_context // 4
-        return Ask(
-            messages=tuple(Message(item.role, item.content) for item in message.input),
-            instructions=message.instructions,
-            kind=kind,
-            drop_oldest=message.truncation == "auto",
-            num_reserved=min(sampling.max_output_tokens or quarter, quarter),
-        )
-
     async def _place(
         self, message: ResponseCreate, key_id: str
     ) -> tuple[str | None, list[StoredTurn]]:
@@ -395,8 +337,3 @@ class ChatService:
             _log.warning("a turn is kept in memory only: %s", error)
             return error
         return self._unstorable if answer.fields.store else None
-
-
-def _num_drafts(message: ResponseCreate) -> int | None:
-    speculation = message.chatrt.speculation
-    return speculation.k if speculation.enabled else 0
