@@ -19,12 +19,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from websockets.asyncio.client import connect
-
 from chatrt.api_keys import read_api_keys
 from chatrt.launch import read_record
 from chatrt.paths import Paths
-from chatrt.testing.serving import TERMINAL, Caller
+from chatrt.testing.serving import TERMINAL, Caller, calling_url
 from tests.support import time_scale
 
 if TYPE_CHECKING:
@@ -140,9 +138,8 @@ class ServerProcess:
     async def caller(self, **options: Any) -> AsyncIterator[Caller]:
         """A plain connection that sees every frame; `options` are those of `connect`."""
         headers = {"Authorization": f"Bearer {self.api_key}"}
-        settings = {"compression": None, "max_size": None, "additional_headers": headers}
-        async with connect(self.url, **{**settings, **options}) as socket:
-            yield Caller(socket)
+        async with calling_url(self.url, **{"additional_headers": headers, **options}) as caller:
+            yield caller
 
     def terminate(self) -> int:
         """SIGTERM, and the exit status."""
