@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXIT_RUNTIME = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-_SPIN_COUNT = "3000"
+_SPIN_COUNT = "1000"
 
 # Each module has one `register(app)`; the order is that of `chatrt --help`.
 COMMANDS = (chat, run, serve, pull, models, bench, doctor, config, stop)
@@ -117,9 +117,9 @@ for command in COMMANDS:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line (that of the process by default) and returns its exit code."""
-    # Read when torch is loaded. Threads that spin at a barrier collapse as soon as another process
-    # takes a core (a decode step: 55 ms became 260), those that sleep at once lose a third of a
-    # prefill on a quiet machine. So they spin for some microseconds, then sleep.
+    # Read when torch is loaded. Threads that spin long at a barrier wait for one that does not run
+    # as soon as another process takes a core; those that sleep at once lose time on a quiet
+    # machine. The figures are in docs/adr/0006.
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     try:
         app(args=None if arguments is None else list(arguments), prog_name="chatrt")

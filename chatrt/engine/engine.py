@@ -189,7 +189,7 @@ class Engine:
     def _admit(self) -> bool:
         """Start what may start; whether anything left the queue."""
         admitted = False
-        while True:
+        while len(self._admission):
             try:
                 request = self._admission.next([turn.running for turn in self._turns.values()])
             except OutOfPages as error:
@@ -207,6 +207,7 @@ class Engine:
                 reason = ChatrtError(f"the turn could not be started: {error}")
                 self._refuse(request, FinishReason.FAILED, reason)
                 raise
+        return admitted
 
     def _start(self, request: TurnRequest) -> None:
         stamps = request.stamps
