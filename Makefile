@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 TORCH ?= torch>=2.11,<2.14
 STAMPS := $(VENV)/.stamps
 
-.PHONY: chat test check format bench clean
+.PHONY: chat test check check-native format bench clean
 
 chat: $(STAMPS)/serve
+	@$(BIN)/chatrt kernels --quiet-if-present
 	@$(BIN)/chatrt pull --quiet-if-present
 	@$(BIN)/chatrt chat
 
@@ -22,11 +23,25 @@ check: $(STAMPS)/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The kernels' tests on kernels that check their own memory accesses and arithmetic (Linux, GCC).
+# The runtimes come before everything else, that of C++ among them: the first one looks for it.
+SOURCE := kernels/chatrt_kernels/cpu/source
+SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+RUNTIMES = $(foreach name,libasan.so libubsan.so libstdc++.so.6,$(shell $(CXX) -print-file-name=$(name)))
+NATIVE_TESTS = $(filter-out %_build.py %_simd.py %_neon.py,$(wildcard tests/chatrt_kernels/test_cpu_*.py))
+
+check-native: $(STAMPS)/test
+	$(CXX) -std=c++17 -march=native -fsyntax-only -Wall -Wextra -Werror $(SOURCE)/*.cpp
+	LD_PRELOAD='$(RUNTIMES)' ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 \
+	UBSAN_OPTIONS=print_stacktrace=1 CHATRT_TEST_KERNEL_FLAGS='$(SANITIZE)' CHATRT_TEST_TIME_SCALE=10 \
+	CXX='$(CXX)' $(BIN)/python -m pytest -q $(NATIVE_TESTS)
+
 format: $(STAMPS)/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMPS)/serve
+	@$(BIN)/chatrt kernels --quiet-if-present
 	@$(BIN)/chatrt pull --quiet-if-present
 	$(BIN)/chatrt bench sessions
 

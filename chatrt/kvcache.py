@@ -14,7 +14,7 @@ import torch
 
 from chatrt.errors import ModelError
 from chatrt_kernels import pages
-from chatrt_kernels.ops import KVLayer
+from chatrt_kernels.ops import KVLayer, KVLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,19 +47,24 @@ class KVCache:
 
     `data` is `[layers, 2, num_pages, page_size, kv_heads, head_dim]` (index 0 of the second
     dimension: keys, 1: values); `scales`, for int8 only, `[layers, 2, num_pages, page_size,
-    kv_heads]` float32.
+    kv_heads]` float32. Where `layout` is not ROWS, the numbers of a page lie in another order than
+    the last three dimensions of `data` say; the views that `layer` returns know it.
     """
 
-    __slots__ = ("_layers", "data", "scales")
+    __slots__ = ("_layers", "data", "layout", "scales")
 
-    def __init__(self, data: Tensor, scales: Tensor | None = None) -> None:
+    def __init__(
+        self, data: Tensor, scales: Tensor | None = None, *, layout: KVLayout = KVLayout.ROWS
+    ) -> None:
         assert (scales is not None) == (data.dtype in _SCALED_DTYPES), f"scales of {data.dtype}"
         assert scales is None or scales.shape == data.shape[:-1], f"{scales.shape}, {data.shape}"
+        assert scales is None or layout is KVLayout.ROWS, f"scales with {layout}"
         self.data = data
         self.scales = scales
+        self.layout = layout
         # views, made once: a forward asks for each of them in every step
         self._layers = tuple(
-            KVLayer(keys, values)
+            _layer_view(keys, values, layout)
             if scales is None
             else KVLayer(keys, values, scales[layer, 0], scales[layer, 1])
             for layer, (keys, values) in enumerate(data)
@@ -76,13 +81,15 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        layout: KVLayout = KVLayout.ROWS,
     ) -> KVCache:
         """A cache of unwritten pages; what they hold is arbitrary."""
         rows = (num_layers, 2, num_pages, page_size, kv_heads)
         scales = None
         if dtype in _SCALED_DTYPES:
             scales = torch.empty(rows, dtype=torch.float32, device=device)
-        return cls(torch.empty((*rows, head_dim), dtype=dtype, device=device), scales)
+        data = torch.empty((*rows, head_dim), dtype=dtype, device=device)
+        return cls(data, scales, layout=layout)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,10 +121,16 @@ class KVCache:
         return self._layers[index]
 
     def copy_rows(self, copies: Iterable[PageCopy]) -> None:
-        """Do the copies in order: the first `num_rows` rows of page `src` onto page `dst`."""
+        """Do the copies in order: the first `num_rows` rows of page `src` onto page `dst`.
+
+        Rows of `dst` behind them mean nothing afterwards: where a page does not lie row by row, the
+        whole page is copied.
+        """
+        by_rows = self.layout is KVLayout.ROWS
         for copy in copies:
+            num_rows = copy.num_rows if by_rows else self.page_size
             for tensor in self._tensors():
-                pages.copy_page_rows(tensor, copy.src, copy.dst, copy.num_rows, page_dim=_PAGE_DIM)
+                pages.copy_page_rows(tensor, copy.src, copy.dst, num_rows, page_dim=_PAGE_DIM)
 
     def gather(self, page_ids: Sequence[int]) -> PageContents:
         """Copy pages out, in the order of `page_ids`."""
@@ -142,6 +155,16 @@ class KVCache:
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return (self.data,) if self.scales is None else (self.data, self.scales)
+
+
+def _layer_view(keys: Tensor, values: Tensor, layout: KVLayout) -> KVLayer:
+    """One layer's pages `[num_pages, page_size, kv_heads, head_dim]`, however they lie."""
+    if layout is KVLayout.ROWS:
+        return KVLayer(keys, values)
+    num_pages, page_size, kv_heads, head_dim = keys.shape
+    by_dimension = keys.view(num_pages, kv_heads, head_dim, page_size)
+    by_head = values.view(num_pages, kv_heads, page_size, head_dim)
+    return KVLayer(by_dimension.permute(0, 3, 1, 2), by_head.permute(0, 2, 1, 3))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

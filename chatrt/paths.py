@@ -1,7 +1,7 @@
 """Where chatrt keeps its files: four folders, found once at start and passed on.
 
-Knows: the platform's folders (platformdirs), `CHATRT_HOME`, the name of every file in them but the
-cache's, which are chatrt.models' own.
+Knows: the platform's folders (platformdirs), `CHATRT_HOME`, the name of every file in them but
+those in the cache, which are the own of the modules that put them there.
 Does not know: what is in the files. Invariant: a folder that chatrt creates is its user's only
 (0700), and nothing is created before it is needed.
 """
@@ -26,8 +26,9 @@ FOLDER_MODE = 0o700
 class Paths:
     """The four folders, and the files that chatrt keeps in them.
 
-    `cache` may be deleted at any time (models are fetched again), `data` holds conversations,
-    `state` what belongs to this machine and its running server, `config` what a person writes.
+    `cache` may be deleted at any time (models are fetched and kernels compiled again), `data`
+    holds conversations, `state` what belongs to this machine and its running server, `config` what
+    a person writes.
     """
 
     cache: Path
@@ -52,6 +53,11 @@ class Paths:
             folders.user_state_path,
             folders.user_config_path,
         )
+
+    @property
+    def kernels(self) -> Path:
+        """Folder of the CPU kernels, compiled for this machine."""
+        return self.cache / "kernels"
 
     @property
     def database(self) -> Path:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -40,8 +40,51 @@ class _Candidates:
     token_ids: Tensor | None
 
 
+class RowSampler(Protocol):
+    """What a turn needs of its sampler, whatever computes it."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """What the turn asked for."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """64-bit seed of the noise."""
+        ...
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Count emitted tokens for the penalties, each once."""
+        ...
+
+    def choose_rows(self, logits: Tensor, drafts: Sequence[int], *, position: int) -> list[int]:
+        """The target's own tokens, up to and including the first that differs from its draft.
+
+        Args:
+            logits: `[len(drafts) + 1, vocab]`, any float dtype; left unchanged. Row i follows the
+                history and `drafts[:i]`.
+            drafts: What was proposed, possibly nothing; penalties count them in the rows behind.
+            position: Absolute position of the first token.
+        """
+        ...
+
+    def logprobs(self, logits: Tensor, token_id: int) -> TokenLogprob:
+        """Log-probabilities of one row under the model, before bias, penalties and temperature."""
+        ...
+
+
+class MakeSampler(Protocol):
+    """Makes the sampler of one turn; `Sampler` is one."""
+
+    def __call__(
+        self, params: SamplingParams, *, seed: int, vocab_size: int, prompt_ids: Sequence[int]
+    ) -> RowSampler:
+        """A sampler that has emitted nothing yet."""
+        ...
+
+
 class Sampler:
-    """The pipeline with the parameters and the history of one turn.
+    """The pipeline in PyTorch with the parameters and the history of one turn.
 
     Args:
         params: What the turn asked for.
@@ -77,6 +120,20 @@ class Sampler:
         if self._counts is not None:
             for token_id in token_ids:
                 self._counts[token_id] += 1.0
+
+    def choose_rows(self, logits: Tensor, drafts: Sequence[int], *, position: int) -> list[int]:
+        """The target's own tokens, as `RowSampler` says."""
+        greedy = sample_greedy(logits, self.vocab_size) if self.plain_greedy else None
+        own: list[int] = []
+        for i in range(len(drafts) + 1):
+            if greedy is not None:
+                own.append(greedy[i])
+            else:
+                before = drafts[:i]
+                own.append(self.sample(logits[i], position=position + i, drafts_before=before))
+            if i < len(drafts) and own[i] != drafts[i]:
+                break
+        return own
 
     def sample(self, logits: Tensor, *, position: int, drafts_before: Sequence[int] = ()) -> int:
         """The target's own token for one row.

@@ -60,7 +60,30 @@ class Settings:
         Literal["auto", "float32", "float64", "bfloat16", "float16"],
         kinds.one_of(
             *("auto", "float32", "float64", "bfloat16", "float16"),
-            doc="type of activations and KV; auto is float32 on a CPU, bfloat16 on a GPU",
+            doc="type of activations; auto is float32 on a CPU, bfloat16 on a GPU",
+        ),
+    ] = "auto"
+    kv_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        kinds.one_of(
+            *("auto", "float32", "bfloat16", "float16"),
+            doc="type of KV pages; auto is float16 with native kernels, else that of activations",
+        ),
+    ] = "auto"
+    kernels: Annotated[
+        Literal["auto", "native", "reference"],
+        kinds.one_of(
+            *("auto", "native", "reference"),
+            doc="what computes on a CPU: kernels compiled for it, or PyTorch; auto takes native "
+            "where there is a C++ compiler",
+        ),
+    ] = "auto"
+    quantize: Annotated[
+        Literal["auto", "none", "q8", "q4"],
+        kinds.one_of(
+            *("auto", "none", "q8", "q4"),
+            doc="format of weights that come unquantised (safetensors); auto is q8 on a CPU with "
+            "native kernels, none elsewhere",
         ),
     ] = "auto"
     threads: Annotated[

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from chatrt.sampling import Sampler, sample_greedy
 from chatrt.turn import SpeculationFigures, TokenLogprob
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from chatrt.drafter import Drafter, DraftRequest
+    from chatrt.sampling import RowSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,9 @@ class Verified:
     num_accepted: int
 
 
-def verify(sampler: Sampler, logits: Tensor, drafts: Sequence[int], *, position: int) -> Verified:
+def verify(
+    sampler: RowSampler, logits: Tensor, drafts: Sequence[int], *, position: int
+) -> Verified:
     """Accept drafts while they equal the target's own tokens.
 
     Args:
@@ -38,21 +40,13 @@ def verify(sampler: Sampler, logits: Tensor, drafts: Sequence[int], *, position:
         drafts: What was proposed, possibly nothing.
         position: Absolute position of the first token that is chosen.
     """
-    if sampler.plain_greedy:
-        own = sample_greedy(logits, sampler.vocab_size)
-    else:
-        own = []
-        for i in range(len(drafts) + 1):
-            own.append(sampler.sample(logits[i], position=position + i, drafts_before=drafts[:i]))
-            if i < len(drafts) and own[i] != drafts[i]:
-                break
-    num_accepted = 0
-    while num_accepted < len(drafts) and own[num_accepted] == drafts[num_accepted]:
-        num_accepted += 1
-    return Verified(token_ids=own[: num_accepted + 1], num_accepted=num_accepted)
+    own = sampler.choose_rows(logits, drafts, position=position)
+    return Verified(token_ids=own, num_accepted=len(own) - 1)
 
 
-def row_logprobs(sampler: Sampler, logits: Tensor, token_ids: Sequence[int]) -> list[TokenLogprob]:
+def row_logprobs(
+    sampler: RowSampler, logits: Tensor, token_ids: Sequence[int]
+) -> list[TokenLogprob]:
     """One entry for each emitted token, from the row that emitted it; empty unless asked for."""
     if sampler.params.top_logprobs is None:
         return []

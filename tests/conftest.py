@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from chatrt.paths import Paths
-from tests.support import time_scale
+from tests.support import share_kernels, time_scale
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +82,7 @@ def default_gguf() -> Path:
 def model_cache(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelCache:
     """A cache for servers and commands under test; nothing is copied, the user's is left alone."""
     cache = ModelCache(tmp_path_factory.mktemp("shared") / "cache")
+    share_kernels(cache.folder.parent)
     cache.gguf.parent.mkdir(parents=True)
     cache.gguf.symlink_to(default_gguf.resolve())
     return cache

@@ -12,10 +12,9 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from chatrt.batch import BatchBuilder
-from chatrt.cli.machine import Machine, find_machine, memory_plan
+from chatrt.cli.executor import find_executor
+from chatrt.cli.machine import memory_plan
 from chatrt.engine import Engine, EngineLimits, Target
 from chatrt.engine.costs import measure_costs
 from chatrt.errors import StoreError
@@ -24,6 +23,7 @@ from chatrt.kvcache import KVCache, MemoryPlan, format_bytes
 from chatrt.metrics import Metrics
 from chatrt.models.decoder import Decoder
 from chatrt.models.loader import Model, load_model
+from chatrt.models.quantize import load_quantization
 from chatrt.pages import PageAllocator
 from chatrt.params import SamplingParams
 from chatrt.prefix import PrefixTree
@@ -34,17 +34,18 @@ from chatrt.store import Store
 from chatrt.text.tokenizer import Tokenizer
 from chatrt.turn import FinishedEvent, TurnKind, TurnRequest
 from chatrt_drafts.ngram import NgramDrafter
-from chatrt_kernels.reference import ReferenceOps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from chatrt.cli.executor import Executor
     from chatrt.drafter import Drafter
     from chatrt.models.config import ModelConfig
     from chatrt.models.files import ModelFiles
     from chatrt.scheduler import CostModel
     from chatrt.settings import Resolved, Settings
+    from chatrt_kernels.ops import Ops
 
 _log = logging.getLogger(__name__)
 
@@ -55,9 +56,11 @@ _SEED_BITS = 53  # a client in JavaScript can repeat the seed that it is told
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An engine with what describes it."""
+    """An engine with what describes it; `ops` executes the `target` that the engine runs."""
 
     engine: Engine
+    target: Target
+    ops: Ops
     tokenizer: Tokenizer
     model_name: str
     max_context: int
@@ -65,30 +68,36 @@ class Runtime:
 
 
 def build_runtime(
-    files: ModelFiles, resolved: Resolved, report: Callable[[str], None], *, warm: bool = True
+    files: ModelFiles,
+    resolved: Resolved,
+    kernels: Path,
+    report: Callable[[str], None],
+    *,
+    warm: bool = True,
 ) -> Runtime:
     """Load the model and make everything ready; `report` hears each stage in a few words.
 
-    A process that answers once and ends gains nothing from being `warm`.
+    `kernels` is the folder of compiled CPU kernels. A process that answers once and ends gains
+    nothing from being `warm`.
 
     Raises:
         ModelError: The model's files cannot be used, or not one KV page fits.
     """
     settings = resolved.settings
-    machine = find_machine(settings)
-    torch.set_num_threads(machine.num_threads)
+    executor = find_executor(settings, kernels, report)
+    machine = executor.machine
     report(f"loading {files.name}")
-    ops = ReferenceOps(machine.dtype, machine.device)
-    model = load_model(files, ops, device=machine.device, dtype=machine.dtype)
+    model = load(files, settings, executor)
     tokenizer = Tokenizer.load(files.tokenizer_dir, eos_token_ids=model.config.eos_token_ids)
     memory = memory_plan(settings, model.config, machine)
     weights = f"weights: {format_bytes(model.weights.num_bytes)}"
-    for line in (weights, *memory.describe()):
+    threads = f"{executor.ops.name} kernels on {machine.num_threads} threads"
+    for line in (threads, weights, *memory.describe()):
         _log.info("%s", line)
     # A conversation can hold no more than the pool: the last page must stay for the answer.
     max_context = min(memory.max_context, memory.num_tokens)
     drafter: Drafter | None = NgramDrafter() if settings.drafter == "ngram" else None
-    target = _target(settings, model, ops, tokenizer, memory, machine, drafter)
+    target = _target(settings, model, executor, tokenizer, memory, drafter)
     # A turn that runs alone has no stream beside it that a chunk could hold up.
     costs: CostModel = LinearCostModel(fixed_ms=0.0, decode_row_ms=0.0, prefill_row_ms=0.0)
     if warm:
@@ -99,10 +108,25 @@ def build_runtime(
         _warm_up(engine, settings, max_context)
     return Runtime(
         engine=engine,
+        target=target,
+        ops=executor.ops,
         tokenizer=tokenizer,
         model_name=files.name,
         max_context=max_context,
         sampling=sampling_defaults(resolved, files.name, model),
+    )
+
+
+def load(files: ModelFiles, settings: Settings, executor: Executor) -> Model:
+    """The model's weights as the executor keeps them, in the format that the settings name.
+
+    Raises:
+        ModelError: The model's files cannot be used.
+    """
+    machine = executor.machine
+    quantize = load_quantization(settings.quantize, native_kernels=machine.native)
+    return load_model(
+        files, executor.ops, device=machine.device, dtype=machine.dtype, quantize=quantize
     )
 
 
@@ -149,19 +173,18 @@ def _open_store(database: Path) -> Store | StoreError:
 def _target(
     settings: Settings,
     model: Model,
-    ops: ReferenceOps,
+    executor: Executor,
     tokenizer: Tokenizer,
     memory: MemoryPlan,
-    machine: Machine,
     drafter: Drafter | None,
 ) -> Target:
     """The decoder with its KV cache and batches, for conversations of up to `max_context`."""
-    config, max_rows = model.config, settings.max_num_batched_tokens
+    config, max_rows, machine = model.config, settings.max_num_batched_tokens, executor.machine
     max_positions = memory.max_context + NUM_DRAFTS
     decoder = Decoder(
         config,
         model.weights,
-        ops,
+        executor.ops,
         max_rows=max_rows,
         max_positions=max_positions,
         device=machine.device,
@@ -175,12 +198,12 @@ def _target(
         settings.page_size,
         machine.device,
     )
-    kv = _kv_cache(settings, config, memory, machine)
-    return Target(decoder, kv, batches, tokenizer)
+    kv = _kv_cache(settings, config, memory, executor)
+    return Target(decoder, kv, batches, tokenizer, executor.sampler_for(config))
 
 
 def _kv_cache(
-    settings: Settings, config: ModelConfig, memory: MemoryPlan, machine: Machine
+    settings: Settings, config: ModelConfig, memory: MemoryPlan, executor: Executor
 ) -> KVCache:
     return KVCache.allocate(
         num_layers=config.num_layers,
@@ -188,8 +211,9 @@ def _kv_cache(
         page_size=settings.page_size,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        dtype=machine.dtype,
-        device=machine.device,
+        dtype=executor.machine.kv_dtype,
+        device=executor.machine.device,
+        layout=executor.ops.kv_layout,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -56,9 +57,11 @@ def doctor(as_json: common.JsonOption = False) -> None:
 
 def find(settings: Settings, paths: Paths) -> Findings:
     """All findings, by section and name."""
+    settings = _without_impossible_kernels(settings, paths)
     return {
         "machine": _machine(),
         "device": _device(settings),
+        "kernels": _kernels(paths),
         "model": _model(settings, paths),
         "versions": _versions(),
         "folders": {
@@ -123,6 +126,8 @@ def _device(settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {
         "device": machine.device.type,
         "dtype": str(machine.dtype).removeprefix("torch."),
+        "kv_dtype": str(machine.kv_dtype).removeprefix("torch."),
+        "kernels": "native" if machine.native else "reference",
         "threads": machine.num_threads,
     }
     if torch.cuda.is_available():
@@ -132,6 +137,46 @@ def _device(settings: Settings) -> dict[str, Any]:
     else:
         found["gpu"] = None
     return found
+
+
+def _kernels(paths: Paths) -> dict[str, Any]:
+    from chatrt_kernels.cpu import build
+
+    compiler = build.find_compiler(os.environ)
+    library = build.built_library(paths.kernels)
+    if library is not None:
+        state = str(library)
+    elif compiler is not None and platform.system() != "Windows":
+        state = "not compiled yet; the first start does it, or chatrt kernels"
+    else:
+        state = "cannot be compiled here; PyTorch's own operations serve"
+    return {
+        "compiler": None if compiler is None else str(compiler),
+        "version": None if compiler is None else build.compiler_version(compiler),
+        "flags": " ".join((*build.BASE_FLAGS, *build.NATIVE_FLAGS)),
+        "library": state,
+        "instructions": None if library is None else _instruction_path(library),
+    }
+
+
+def _without_impossible_kernels(settings: Settings, paths: Paths) -> Settings:
+    """The settings as a start will take them: no native kernels where nothing can compile them."""
+    from chatrt_kernels.cpu import build
+
+    possible = build.find_compiler(os.environ) is not None and platform.system() != "Windows"
+    if possible or settings.kernels != "auto" or build.built_library(paths.kernels) is not None:
+        return settings
+    return replace(settings, kernels="reference")
+
+
+def _instruction_path(library: Path) -> str:
+    """The instructions that the library was compiled for, or why it cannot be loaded."""
+    from chatrt_kernels.cpu.library import NativeLibrary
+
+    try:
+        return NativeLibrary(library).instruction_path
+    except OSError as error:
+        return str(error)
 
 
 def _model(settings: Settings, paths: Paths) -> dict[str, Any]:

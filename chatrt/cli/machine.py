@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _CPU_FRACTION = 0.25
 _GPU_FRACTION = 0.9
+_LANES = 16  # slots that a native kernel attends to at once
 _DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -32,18 +33,24 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where the model runs."""
+    """Where the model runs: activations in `dtype`, KV pages in `kv_dtype`.
+
+    `native`: on the kernels of `chatrt_kernels.cpu`, where they can be compiled.
+    """
 
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     num_threads: int
+    native: bool
 
 
 def find_machine(settings: Settings) -> Machine:
-    """The device, dtype and threads that the settings mean on this machine.
+    """The device, types and threads that the settings mean on this machine.
 
     Raises:
-        SettingsError: A GPU is asked for, and torch finds none.
+        SettingsError: A GPU is asked for, and torch finds none; or native kernels are, together
+            with something that they cannot do.
     """
     cuda = settings.device != "cpu" and torch.cuda.is_available()
     if settings.device == "cuda" and not cuda:
@@ -54,9 +61,40 @@ def find_machine(settings: Settings) -> Machine:
     device = torch.device("cuda" if cuda else "cpu")
     chosen = settings.dtype
     dtype = (torch.bfloat16 if cuda else torch.float32) if chosen == "auto" else _DTYPES[chosen]
+    native = _wants_native(settings, device, dtype)
+    kv_dtype = torch.float16 if native else dtype
+    if settings.kv_dtype != "auto":
+        kv_dtype = _DTYPES[settings.kv_dtype]
+    return Machine(device, dtype, kv_dtype, settings.threads or _num_cores(), native)
+
+
+def _wants_native(settings: Settings, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the native kernels are to execute the model; they must not be impossible."""
+    if settings.kernels == "reference":
+        return False
+    reasons = []
+    if device.type != "cpu":
+        reasons.append(f"device is {device.type}")
+    if dtype != torch.float32:
+        reasons.append(f"dtype is {settings.dtype}")
+    if settings.kv_dtype not in ("auto", "float16", "float32"):
+        reasons.append(f"kv_dtype is {settings.kv_dtype}")
+    if settings.page_size % _LANES:
+        reasons.append(f"page_size is {settings.page_size}, no multiple of {_LANES}")
+    if settings.kernels == "native" and reasons:
+        raise SettingsError(
+            f"kernels is native, but {' and '.join(reasons)}; native kernels compute on a CPU in "
+            f"float32, with pages of float16 or float32 and a multiple of {_LANES} slots",
+            param="kernels",
+        )
+    return not reasons
+
+
+def _num_cores() -> int:
+    """Physical cores that this process may use: two threads of one core share its units."""
     affinity = getattr(os, "sched_getaffinity", None)
-    num_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return Machine(device, dtype, settings.threads or num_cores)
+    usable = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return min(usable, psutil.cpu_count(logical=False) or usable)
 
 
 def memory_plan(settings: Settings, config: ModelConfig, machine: Machine) -> MemoryPlan:
@@ -71,7 +109,7 @@ def memory_plan(settings: Settings, config: ModelConfig, machine: Machine) -> Me
         page_size=settings.page_size,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        dtype=machine.dtype,
+        dtype=machine.kv_dtype,
     )
     if machine.device.type == "cuda":
         available, name, fraction = torch.cuda.mem_get_info()[0], "free GPU memory", _GPU_FRACTION

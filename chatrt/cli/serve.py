@@ -54,6 +54,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help=_help("port"))] = None,
     device: Annotated[str | None, typer.Option(help=_help("device"))] = None,
     dtype: Annotated[str | None, typer.Option(help=_help("dtype"))] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help=_help("kv_dtype"))] = None,
+    kernels: Annotated[str | None, typer.Option(help=_help("kernels"))] = None,
+    quantize: Annotated[str | None, typer.Option(help=_help("quantize"))] = None,
     threads: Annotated[int | None, typer.Option(help=_help("threads"))] = None,
     kv_memory_fraction: Annotated[
         float | None, typer.Option(help=_help("kv_memory_fraction"))
@@ -168,7 +171,7 @@ async def _load_and_run(
 
     settings = resolved.settings
     files = await _in_daemon_thread(lambda: _fetch(settings, paths, report))
-    runtime = await _in_daemon_thread(lambda: build_runtime(files, resolved, report))
+    runtime = await _in_daemon_thread(lambda: build_runtime(files, resolved, paths.kernels, report))
     host = EngineHost(runtime.engine)
     host.start()
     database = paths.database if settings.store else None

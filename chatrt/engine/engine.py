@@ -17,7 +17,6 @@ from chatrt.engine.live import LiveTurn
 from chatrt.engine.report import finished, refused
 from chatrt.engine.residency import Residency
 from chatrt.errors import ChatrtError, OutOfPages
-from chatrt.sampling import Sampler
 from chatrt.scheduler import Entry, Phase, Work
 from chatrt.speculative import propose, row_logprobs, verify
 from chatrt.turn import (
@@ -240,7 +239,7 @@ class Engine:
             room=max_tokens - 1,
         )
         tokenizer = self._target.tokenizer
-        sampler = Sampler(
+        sampler = self._target.make_sampler(
             sampling, seed=seed, vocab_size=self._target.vocab_size, prompt_ids=request.token_ids
         )
         kv = KVFigures(

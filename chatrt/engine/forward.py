@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from chatrt.batch import NO_SAMPLES, BatchRows
 from chatrt.drafter import DraftRequest
+from chatrt.sampling import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from chatrt.drafter import Drafter
     from chatrt.kvcache import KVCache
     from chatrt.models.decoder import Decoder
+    from chatrt.sampling import MakeSampler
     from chatrt.scheduler import Plan, PlannedRows
     from chatrt.text.tokenizer import Tokenizer
 
@@ -33,6 +35,7 @@ class Target:
     kv: KVCache
     batches: BatchBuilder
     tokenizer: Tokenizer
+    make_sampler: MakeSampler = Sampler
 
     @property
     def vocab_size(self) -> int:
@@ -45,7 +48,7 @@ class Target:
         logits = self.decoder.forward(batch, self.kv)
         if logits.features is not None and drafter is not None:
             drafter.observe(logits.features, batch.meta.write_slots)
-        values = logits.values.cpu()  # where the sampler works, until it has kernels of its own
+        values = logits.values.cpu()  # where the sampler works; no copy on a CPU
         return [values[r.start : r.stop] for r in batch.logit_ranges]
 
 

@@ -19,7 +19,7 @@ from chatrt.turn import FinishReason, KVFigures, TokenLogprob
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chatrt.sampling import Sampler
+    from chatrt.sampling import RowSampler
     from chatrt.scheduler import Entry
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import TurnRequest
@@ -56,7 +56,7 @@ class LiveTurn:
 
     request: TurnRequest
     entry: Entry
-    sampler: Sampler
+    sampler: RowSampler
     tokenizer: Tokenizer
     max_tokens: int
     kv: KVFigures

@@ -39,6 +39,9 @@ _FORMATS = {
     2: QuantFormat.Q4_0,
     3: QuantFormat.Q4_1,
     8: QuantFormat.Q8_0,
+    12: QuantFormat.Q4_K,
+    13: QuantFormat.Q5_K,
+    14: QuantFormat.Q6_K,
     30: QuantFormat.BF16,
 }
 

@@ -11,21 +11,21 @@ files are copied once (row order).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from chatrt.errors import ModelFileError
 from chatrt.models.config_gguf import config_from_gguf
 from chatrt.models.config_hf import config_from_hf
 from chatrt.models.files import ModelFiles, fingerprint, generation_defaults, read_json
 from chatrt.models.gguf_file import GgufFile, unpermute_rows
+from chatrt.models.quantize import UNQUANTIZED, LoadQuantization, quantize_matrix
 from chatrt.models.safetensors_file import SafetensorsFolder
 from chatrt.models.weights import DecoderWeights, LayerWeights, Projection
-from chatrt_kernels.formats import QuantFormat, QuantizedTensor
+from chatrt_kernels.formats import QuantizedTensor
 
 if TYPE_CHECKING:
+    import torch
+
     from chatrt.models.config import GenerationDefaults, ModelConfig
     from chatrt_kernels.ops import Ops, Weight
 
@@ -93,9 +93,12 @@ def load_model(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    quantize: QuantFormat | None = None,
+    quantize: LoadQuantization = UNQUANTIZED,
 ) -> Model:
     """Read configuration and weights; matrices are prepared by `ops`, vectors have `dtype`.
+
+    `quantize` is for safetensors; the matrices of a GGUF file keep the formats of the file. One
+    whose rows are no multiple of 32 numbers stays unquantised.
 
     Raises:
         ModelFileError: A file or tensor is missing, truncated, or has another shape.
@@ -111,7 +114,7 @@ def load_model(
     defaults = generation_defaults(files)
     config = replace(config, eos_token_ids=config.eos_token_ids | defaults.eos_token_ids)
     weights = load_weights(tensors, config, ops, device=device, dtype=dtype, quantize=quantize)
-    facts = (repr(config), str(quantize))
+    facts = (repr(config), repr(UNQUANTIZED if files.is_gguf else quantize))
     return Model(config, weights, defaults, fingerprint(files.weight_files(), *facts))
 
 
@@ -130,9 +133,9 @@ def load_weights(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    quantize: QuantFormat | None = None,
+    quantize: LoadQuantization = UNQUANTIZED,
 ) -> DecoderWeights:
-    """All tensors of a decoder; `quantize` gives dense layer matrices that format while loading."""
+    """All tensors of a decoder; dense matrices get the formats of `quantize` while loading."""
     reader = _Reader(tensors, config, ops, device, dtype, quantize)
     embedding = reader.weight("embedding")
     return DecoderWeights(
@@ -170,19 +173,25 @@ class _Reader:
     ops: Ops
     device: torch.device
     dtype: torch.dtype
-    quantize: QuantFormat | None
+    quantize: LoadQuantization
 
     def weight(self, role: str, layer: int | None = None) -> Weight:
         name = self._name(role, layer, "weight")
         matrix = self.tensors.matrix(name)
         self._check(name, tuple(matrix.shape), _matrix_shape(role, self.config))
         num_heads = self._interleaved_heads(role)
+        quant_format = self.quantize.ends if layer is None else self.quantize.layers
         if isinstance(matrix, QuantizedTensor):
             if num_heads:
                 matrix = replace(matrix, data=unpermute_rows(matrix.data, num_heads))
-        elif self.quantize is not None and layer is not None:
-            matrix = _quantized(matrix, self.quantize)
-        return self.ops.prepare(matrix)
+        elif quant_format is not None:
+            matrix = quantize_matrix(matrix, quant_format)
+        return self.ops.prepare(matrix, sensitive=self._is_sensitive(role))
+
+    def _is_sensitive(self, role: str) -> bool:
+        """Whether rounding what a matrix multiplies shows most: in attention and in logits."""
+        is_head = role == ("embedding" if self.config.tie_word_embeddings else "head")
+        return is_head or role in ("query", "key", "value")
 
     def projection(self, role: str, layer: int, *, biased: bool) -> Projection:
         weight = self.weight(role, layer)
@@ -241,18 +250,3 @@ def _matrix_shape(role: str, config: ModelConfig) -> tuple[int, int]:
         "up": (intermediate, hidden),
         "down": (hidden, intermediate),
     }[role]
-
-
-def _quantized(matrix: torch.Tensor, quant_format: QuantFormat) -> QuantizedTensor:
-    import gguf  # needed only where quantising at load is asked for
-
-    out_features, in_features = matrix.shape
-    if in_features % quant_format.block_size:
-        raise ModelFileError(
-            f"rows of {in_features} numbers cannot be quantised to {quant_format.value}, "
-            f"which has blocks of {quant_format.block_size}"
-        )
-    kind = gguf.GGMLQuantizationType[quant_format.name]
-    packed: Any = gguf.quants.quantize(matrix.to(torch.float32).numpy(), kind)
-    data = torch.from_numpy(np.ascontiguousarray(packed).view(np.uint8))
-    return QuantizedTensor(quant_format, data, (out_features, in_features))

@@ -23,6 +23,7 @@ from chatrt.scheduler import LinearCostModel, Scheduler, SchedulerLimits
 from chatrt.session import SessionManager
 from chatrt.testing.models import tiny_config, tiny_model
 from chatrt.turn import FinishedEvent, StartedEvent, TokensEvent, TurnKind, TurnRequest
+from chatrt_kernels.ops import KVLayout
 from chatrt_kernels.reference import ReferenceOps
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from chatrt.drafter import Drafter
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import EngineEvent, TokenLogprob
+    from chatrt_kernels.ops import Ops
 
 PAGE_SIZE = 16
 GREEDY = SamplingParams(temperature=0.0, max_output_tokens=12)
@@ -44,11 +46,13 @@ def tiny_engine(
     max_num_batched_tokens: int = 64,
     drafter: Drafter | None = None,
     model_seed: int = 0,
+    ops: Ops | None = None,
     **limits: int,
 ) -> Engine:
     """An engine over a two-layer random model that knows the tokenizer's ids.
 
-    `limits` are other fields of `EngineLimits`, such as `num_drafts`.
+    `ops` executes it, by default the reference. `limits` are other fields of `EngineLimits`, such
+    as `num_drafts`.
     """
     target = tiny_target(
         tokenizer,
@@ -56,12 +60,24 @@ def tiny_engine(
         max_context=max_context,
         max_rows=max_num_batched_tokens,
         seed=model_seed,
+        ops=ops,
     )
-    allocator = PageAllocator(num_pages)
-    sessions = SessionManager(allocator, PrefixTree(allocator, PAGE_SIZE), page_size=PAGE_SIZE)
+    return engine_over(target, max_context=max_context, drafter=drafter, **limits)
+
+
+def engine_over(
+    target: Target, *, max_context: int, drafter: Drafter | None = None, **limits: int
+) -> Engine:
+    """An engine that runs a target in steps of as many rows as its batches hold.
+
+    Its clock counts its own calls, and seeds that it draws count from 1000: two engines over equal
+    targets do the same. `limits` as in `tiny_engine`.
+    """
+    allocator, page_size = PageAllocator(target.kv.num_pages), target.kv.page_size
+    sessions = SessionManager(allocator, PrefixTree(allocator, page_size), page_size=page_size)
     scheduler = Scheduler(
         sessions,
-        SchedulerLimits(max_num_batched_tokens=max_num_batched_tokens),
+        SchedulerLimits(max_num_batched_tokens=target.batches.max_rows),
         LinearCostModel(fixed_ms=1.0, decode_row_ms=0.1, prefill_row_ms=0.1),
     )
     ticks = itertools.count(1)
@@ -84,10 +100,15 @@ def tiny_target(
     max_context: int = 256,
     max_rows: int = 64,
     seed: int = 0,
+    ops: Ops | None = None,
 ) -> Target:
-    """A two-layer random model that knows the tokenizer's ids; rows not written yet are NaN."""
+    """A two-layer random model that knows the tokenizer's ids; rows not written yet are NaN.
+
+    `ops` executes it, by default the reference; pages lie as it wants them, in half precision
+    where that is head by head.
+    """
     config = tiny_config(vocab_size=tokenizer.vocab_size, max_context=max_context)
-    ops = ReferenceOps()
+    ops = ops or ReferenceOps()
     device = torch.device("cpu")
     weights = tiny_model(ops, config, seed=seed).weights
     # With the embedding as its head a random model repeats its last token, whatever the history.
@@ -100,8 +121,9 @@ def tiny_target(
         page_size=PAGE_SIZE,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        dtype=torch.float32,
+        dtype=torch.float16 if ops.kv_layout is KVLayout.HEADS else torch.float32,
         device=device,
+        layout=ops.kv_layout,
     )
     kv.data.fill_(float("nan"))
     decoder = Decoder(

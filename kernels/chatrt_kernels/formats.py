@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 _SLICE_ELEMENTS = 1 << 20
 
@@ -32,6 +35,13 @@ class QuantFormat(Enum):
 
     Q8_0: float16 scale d, 32 int8 q; d * q. Q4_0: d, 32 nibbles; d * (q - 8). Q4_1: d, float16
     minimum m, 32 nibbles; d * q + m. Nibbles: the low halves of 16 bytes, then their high halves.
+
+    Blocks of 256 have scales for each run of values inside, all unsigned but those of Q6_K:
+    Q4_K: d, float16 e, eight 6-bit scales s and minima m in 12 bytes, nibbles of 4 x 32 bytes;
+    run i of 32 values is (d * s_i) * q - (e * m_i).
+    Q5_K: the same, with 32 bytes before the nibbles: bit i of byte j is the fifth bit of value j
+    of run i. Q6_K: nibbles of 2 x 64 bytes, 2 x 32 bytes of upper pairs of bits (the lowest pairs
+    of 32 bytes, then the next ones), 16 int8 scales s, d; run i of 16 is (d * s_i) * (q - 32).
     """
 
     F32 = "F32"
@@ -40,6 +50,9 @@ class QuantFormat(Enum):
     Q8_0 = "Q8_0"
     Q4_0 = "Q4_0"
     Q4_1 = "Q4_1"
+    Q4_K = "Q4_K"
+    Q5_K = "Q5_K"
+    Q6_K = "Q6_K"
 
     @property
     def block_size(self) -> int:
@@ -65,6 +78,9 @@ _LAYOUTS = {
     QuantFormat.Q8_0: BlockLayout(32, 34),
     QuantFormat.Q4_0: BlockLayout(32, 18),
     QuantFormat.Q4_1: BlockLayout(32, 20),
+    QuantFormat.Q4_K: BlockLayout(256, 144),
+    QuantFormat.Q5_K: BlockLayout(256, 176),
+    QuantFormat.Q6_K: BlockLayout(256, 210),
 }
 _PLAIN_DTYPES = {
     QuantFormat.F32: torch.float32,
@@ -113,14 +129,69 @@ def _dequantize_rows(quant_format: QuantFormat, rows: Tensor) -> Tensor:
     if plain is not None:
         return rows.contiguous().view(plain)
     blocks = rows.reshape(rows.shape[0], -1, quant_format.bytes_per_block)
-    scales = _halves(blocks[..., :2])
-    if quant_format is QuantFormat.Q8_0:
-        values = blocks[..., 2:].contiguous().view(torch.int8) * scales
-    elif quant_format is QuantFormat.Q4_0:
-        values = (_nibbles(blocks[..., 2:]).to(torch.int8) - 8) * scales
-    else:
-        values = _nibbles(blocks[..., 4:]) * scales + _halves(blocks[..., 2:4])
-    return values.flatten(1)
+    return _BLOCK_VALUES[quant_format](blocks).flatten(1)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[..., 2:].contiguous().view(torch.int8) * _halves(blocks[..., :2])
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return (_nibbles(blocks[..., 2:]).to(torch.int8) - 8) * _halves(blocks[..., :2])
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[..., 4:]) * _halves(blocks[..., :2]) + _halves(blocks[..., 2:4])
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    return _affine_runs(blocks, _nibbles(_split(blocks[..., 16:], 4, 32)))
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    low = _nibbles(_split(blocks[..., 48:], 4, 32))
+    fifth = _bit_fields(blocks[..., None, 16:48], bits=1)
+    return _affine_runs(blocks, low.flatten(-2) | fifth.flatten(-2) << 4)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    low = _nibbles(_split(blocks[..., :128], 2, 64)).flatten(-2)
+    high = _bit_fields(_split(blocks[..., 128:192], 2, 1, 32), bits=2).flatten(-3)
+    codes = (low | high << 4).to(torch.int8) - 32
+    scales = blocks[..., 192:208].contiguous().view(torch.int8) * _halves(blocks[..., 208:])
+    return (_split(codes, 16, 16) * scales[..., None]).flatten(-2)
+
+
+def _affine_runs(blocks: Tensor, codes: Tensor) -> Tensor:
+    """Values of Q4_K or Q5_K blocks `[..., bytes]` with 256 codes each, in any shape behind."""
+    scales, minima = _six_bits(blocks[..., 4:16])
+    scales = _halves(blocks[..., :2]) * scales
+    minima = _halves(blocks[..., 2:4]) * minima
+    runs = codes.reshape(*blocks.shape[:-1], 8, 32)
+    return (runs * scales[..., None] - minima[..., None]).flatten(-2)
+
+
+def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """uint8 `[..., 12]` to eight scales and eight minima `[..., 8]`.
+
+    The first four of each are the low six bits of a byte; the upper two bits of these bytes, over
+    the halves of the last four bytes, are the other four.
+    """
+    first, second, last = _split(packed, 3, 4).unbind(-2)
+    scales = torch.cat((first & 0x3F, last & 0x0F | first >> 6 << 4), dim=-1)
+    minima = torch.cat((second & 0x3F, last >> 4 | second >> 6 << 4), dim=-1)
+    return scales, minima
+
+
+def _bit_fields(packed: Tensor, *, bits: int) -> Tensor:
+    """uint8 `[..., 1, bytes]` to `[..., 8 / bits, bytes]`: the lowest bits of all bytes first."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+    return packed >> shifts[:, None] & (1 << bits) - 1
+
+
+def _split(values: Tensor, *sizes: int) -> Tensor:
+    """`[..., n]` to `[..., *sizes]`, whose product is n."""
+    return values.reshape(*values.shape[:-1], *sizes)
 
 
 def _halves(pairs: Tensor) -> Tensor:
@@ -129,5 +200,16 @@ def _halves(pairs: Tensor) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """uint8 `[..., 16]` to uint8 `[..., 32]`: low halves of all bytes, then their high halves."""
+    """uint8 `[..., n]` to uint8 `[..., 2 n]`: low halves of all bytes, then their high halves."""
     return torch.cat((packed & 0x0F, packed >> 4), dim=-1)
+
+
+# uint8 `[rows, blocks, bytes]` to float32 `[rows, blocks, values]`
+_BLOCK_VALUES: Mapping[QuantFormat, Callable[[Tensor], Tensor]] = {
+    QuantFormat.Q8_0: _q8_0,
+    QuantFormat.Q4_0: _q4_0,
+    QuantFormat.Q4_1: _q4_1,
+    QuantFormat.Q4_K: _q4_k,
+    QuantFormat.Q5_K: _q5_k,
+    QuantFormat.Q6_K: _q6_k,
+}

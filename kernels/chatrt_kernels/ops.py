@@ -4,16 +4,19 @@ Knows: tensors, rows, pages as integers. Does not know: sessions, models, sampli
 Invariant: every op writes into `out=` (or in place into a KV cache) and reads its sequence metadata
 from integer tensors, so that a recording of the calls can be replayed with new contents.
 
-Executors: `reference.ReferenceOps` (PyTorch, any device; the oracle). `recorder.Recorder` stands in
-front of any executor and keeps the calls as a flat list.
+Executors: `reference.ReferenceOps` (PyTorch, any device; the oracle) and `cpu.NativeOps` (C++ on a
+CPU), which records a forward once and replays it with a single foreign call.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import Tensor
 
     from chatrt_kernels.formats import QuantizedTensor
@@ -39,11 +42,37 @@ class RowMeta:
 
 
 @dataclass(frozen=True, slots=True)
+class ForwardInputs:
+    """All that changes from one forward to the next, as integer tensors.
+
+    `logit_rows` int64 `[num_logit_rows]` and `feature_rows` int64 `[num_feature_rows]` choose among
+    the rows.
+    """
+
+    meta: RowMeta
+    logit_rows: Tensor
+    feature_rows: Tensor
+
+
+class KVLayout(Enum):
+    """How the numbers of a page lie; an executor states the one that it reads.
+
+    ROWS: token by token, `[page_size, kv_heads, head_dim]`.
+    HEADS: head by head, values as `[kv_heads, page_size, head_dim]` and keys transposed,
+    `[kv_heads, head_dim, page_size]`: one load gives a dimension of 16 keys.
+    """
+
+    ROWS = "rows"
+    HEADS = "heads"
+
+
+@dataclass(frozen=True, slots=True)
 class KVLayer:
     """The paged keys and values of one layer.
 
-    `keys`, `values`: `[num_pages, page_size, kv_heads, head_dim]`; the scales, present for
-    quantised dtypes only, `[num_pages, page_size, kv_heads]` float32.
+    `keys`, `values`: `[num_pages, page_size, kv_heads, head_dim]`, with the strides of the cache's
+    `KVLayout`; the scales, present for quantised dtypes only, `[num_pages, page_size, kv_heads]`
+    float32.
     """
 
     keys: Tensor
@@ -66,18 +95,24 @@ class Weight(Protocol):
         ...
 
 
-class Ops(Protocol):
+class Program(Protocol):
+    """A forward that can be run again and again on the same buffers."""
+
+    def run(self, inputs: ForwardInputs) -> None:
+        """All ops in order, on the rows of `inputs`."""
+        ...
+
+    def profile(self, inputs: ForwardInputs) -> dict[str, float] | None:
+        """Run once and return milliseconds by family of ops; None, and no run, if it cannot."""
+        ...
+
+
+class Calls(Protocol):
     """The calls. Shapes: x `[rows, features]`; q `[rows, heads * head_dim]`, k and v likewise.
 
     `out` has the shape of the result and may be an input itself in `rms_norm`, `add`, `swiglu` and
     (as q) `rope_and_write_kv`; elsewhere it must not overlap one. No other argument is changed.
     """
-
-    name: str
-
-    def prepare(self, weight: QuantizedTensor | Tensor) -> Weight:
-        """Turn a matrix `[out_features, in_features]` into the executor's own form, once."""
-        ...
 
     def embed(self, weight: Weight, token_ids: Tensor, *, out: Tensor) -> None:
         """out[r] = weight[token_ids[r]]."""
@@ -127,3 +162,47 @@ class Ops(Protocol):
     def gather_rows(self, x: Tensor, rows: Tensor, *, out: Tensor) -> None:
         """out[i] = x[rows[i]]: the rows whose logits (or hidden states) are wanted."""
         ...
+
+
+Describe: TypeAlias = "Callable[[Calls, ForwardInputs], None]"
+
+
+class Ops(Calls, Protocol):
+    """An executor: the calls, each computed at once, and whole forwards."""
+
+    name: str
+    kv_layout: KVLayout
+
+    def prepare(self, weight: QuantizedTensor | Tensor, *, sensitive: bool = False) -> Weight:
+        """Turn a matrix `[out_features, in_features]` into the executor's own form, once.
+
+        `sensitive`: errors of its products weigh more than others' (queries, keys, values, logits);
+        an executor that rounds activations rounds them less there.
+        """
+        ...
+
+    def compile(
+        self, describe: Describe, largest: ForwardInputs, outputs: Sequence[Tensor]
+    ) -> Program:
+        """Make a program of the calls that `describe` makes.
+
+        `largest` has as many rows of each sort as any run will have; `outputs` are the buffers that
+        are read behind a run. All other buffers are scratch: what they hold afterwards means
+        nothing.
+        """
+        ...
+
+
+class DirectProgram:
+    """Implements `Program` by describing the forward anew to the executor in every run."""
+
+    def __init__(self, describe: Describe, ops: Calls) -> None:
+        self._describe = describe
+        self._ops = ops
+
+    def run(self, inputs: ForwardInputs) -> None:
+        """All ops in order, on the rows of `inputs`."""
+        self._describe(self._ops, inputs)
+
+    def profile(self, inputs: ForwardInputs) -> None:
+        """None: ops that a device runs in its own time cannot be told apart from here."""

@@ -19,9 +19,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from chatrt_kernels.formats import QuantizedTensor, dequantize
+from chatrt_kernels.ops import DirectProgram, KVLayout
 
 if TYPE_CHECKING:
-    from chatrt_kernels.ops import KVLayer, RowMeta, Weight
+    from collections.abc import Sequence
+
+    from chatrt_kernels.ops import Describe, ForwardInputs, KVLayer, RowMeta, Weight
 
 # Decoding sequences are padded into batches of at most this many pages (3 MiB of the default
 # model's float32 keys): larger copies fall out of the caches and lose to one call per sequence.
@@ -56,6 +59,7 @@ class ReferenceOps:
     """
 
     name = "reference"
+    kv_layout = KVLayout.ROWS
 
     def __init__(
         self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
@@ -63,13 +67,21 @@ class ReferenceOps:
         self.dtype = dtype
         self.device = torch.device(device)
 
-    def prepare(self, weight: QuantizedTensor | Tensor) -> DenseWeight:
+    def prepare(self, weight: QuantizedTensor | Tensor, *, sensitive: bool = False) -> DenseWeight:
         """Dequantise (or convert) a matrix `[out_features, in_features]` once, onto the device."""
+        del sensitive  # activations are not rounded
         if isinstance(weight, QuantizedTensor):
             matrix = dequantize(weight, self.dtype).to(self.device)
         else:
             matrix = weight.to(device=self.device, dtype=self.dtype).contiguous()
         return DenseWeight(matrix, matrix.t())
+
+    def compile(
+        self, describe: Describe, largest: ForwardInputs, outputs: Sequence[Tensor]
+    ) -> DirectProgram:
+        """The description itself, run call by call."""
+        del largest, outputs  # nothing is recorded
+        return DirectProgram(describe, self)
 
     def embed(self, weight: Weight, token_ids: Tensor, *, out: Tensor) -> None:
         """out[r] = weight[token_ids[r]]."""

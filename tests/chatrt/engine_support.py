@@ -11,16 +11,29 @@ from chatrt.testing.engine import Outcome, run_outcome, tiny_engine
 if TYPE_CHECKING:
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import TurnRequest
+    from chatrt_kernels.ops import Ops
 
 # float32 sums depend on their order in the last bits; closer logits than this may swap.
 MARGIN = 1e-3
 
 
 class ColdRuns:
-    """Runs requests on an engine that never reuses anything: each under a salt of its own."""
+    """Runs requests on an engine that never reuses anything: each under a salt of its own.
 
-    def __init__(self, tokenizer: Tokenizer, *, max_context: int = 256) -> None:
-        self._engine = tiny_engine(tokenizer, max_context=max_context)
+    `ops` executes them, by default the reference; where its numerics are row-invariant no `margin`
+    is needed, and text has to be equal to the last token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_context: int = 256,
+        ops: Ops | None = None,
+        margin: float = MARGIN,
+    ) -> None:
+        self._engine = tiny_engine(tokenizer, max_context=max_context, ops=ops)
+        self._margin = margin
         self._salts = itertools.count()
         self._known: dict[tuple[object, ...], Outcome] = {}
 
@@ -46,7 +59,7 @@ class ColdRuns:
     def assert_equal(self, request: TurnRequest, outcome: Outcome, *, whole: bool = True) -> None:
         """The outcome's tokens are the plain run's, or the first of them if it was not `whole`.
 
-        From a near tie on (two likeliest tokens within `MARGIN`) greedy runs may differ.
+        From a near tie on (two likeliest tokens within the margin) greedy runs may differ.
         """
         cold = self.run(request)
         for index, (found, expected) in enumerate(
@@ -55,7 +68,7 @@ class ColdRuns:
             if found != expected:
                 (_, first), (_, second) = cold.logprobs[index].top
                 assert request.sampling.greedy, (index, found, expected)
-                assert first - second < MARGIN, (index, found, expected)
+                assert first - second < self._margin, (index, found, expected)
                 return
         if whole:
             assert outcome.token_ids == cold.token_ids

@@ -178,7 +178,7 @@ def test_config_of_a_model_that_does_not_exist_still_shows_the_settings(paths: P
 
 def test_doctor_finds_machine_versions_folders_and_says_what_is_missing(paths: Paths) -> None:
     found = json_output("doctor", "--json")
-    assert list(found) == ["machine", "device", "model", "versions", "folders", "server"]
+    assert list(found) == ["machine", "device", "kernels", "model", "versions", "folders", "server"]
     assert found["machine"]["ram_bytes"] > 1 << 28
     assert found["model"] == {
         "name": DEFAULT_MODEL,
@@ -216,13 +216,23 @@ def test_doctor_plans_the_memory_of_a_present_model(paths: Paths, tmp_path: Path
         "max_position_embeddings": 512,
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    # 2 layers, keys and values, 16 slots, 2 heads of 16, 4 bytes: 8 KiB a page
+    # 2 layers, keys and values, 16 slots, 2 heads of 16, 2 bytes: 4 KiB a page
     configure(paths, f"model = '{folder}'\ndevice = 'cpu'\nkv_memory_bytes = '1MiB'\n")
     plan = json_output("doctor", "--json")["model"]["memory_plan"]
-    assert any(line.startswith("KV cache: 128 pages of 16 tokens") for line in plan)
+    assert any(line.startswith("KV cache: 256 pages of 16 tokens") for line in plan)
     text = output("doctor")
     assert all(line in text for line in plan)
     assert "ram  " in text
+
+
+def test_doctor_plans_for_pytorch_where_nothing_can_compile_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    found = json_output("doctor", "--json")
+    assert (found["device"]["kernels"], found["device"]["kv_dtype"]) == ("reference", "float32")
+    assert found["kernels"]["library"].startswith("cannot be compiled here")
 
 
 def test_doctor_shows_the_machine_also_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import psutil
 import pytest
 import torch
 
@@ -10,15 +13,47 @@ from chatrt.errors import SettingsError
 from chatrt.settings import Settings
 from chatrt.testing.models import tiny_config
 
-CPU = Machine(torch.device("cpu"), torch.float32, num_threads=1)
+CPU = Machine(torch.device("cpu"), torch.float32, torch.float32, num_threads=1, native=False)
 # 2 layers, keys and values, 16 slots, 2 heads of 16, 4 bytes
 PAGE_BYTES = 2 * 2 * 16 * 2 * 16 * 4
 
 
 def test_a_cpu_computes_in_float32_with_the_threads_asked_for() -> None:
     assert find_machine(Settings(device="cpu", threads=3)) == Machine(
-        torch.device("cpu"), torch.float32, num_threads=3
+        torch.device("cpu"), torch.float32, torch.float16, num_threads=3, native=True
     )
+
+
+def test_pages_are_float16_with_native_kernels_and_else_as_activations() -> None:
+    assert find_machine(Settings(device="cpu", kv_dtype="float32")).kv_dtype == torch.float32
+    reference = find_machine(Settings(device="cpu", kernels="reference"))
+    assert (reference.native, reference.kv_dtype) == (False, torch.float32)
+    in_doubles = find_machine(Settings(device="cpu", dtype="float64"))
+    assert (in_doubles.native, in_doubles.kv_dtype) == (False, torch.float64)
+
+
+def test_no_more_threads_than_physical_cores_without_being_asked() -> None:
+    cores = psutil.cpu_count(logical=False)
+    assert cores is None or find_machine(Settings(device="cpu")).num_threads <= cores
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (Settings(device="cpu", kernels="native", dtype="float16"), "dtype is float16"),
+        (
+            Settings(device="cpu", kernels="native", page_size=8),
+            "page_size is 8, no multiple of 16",
+        ),
+        (Settings(device="cpu", kernels="native", kv_dtype="bfloat16"), "kv_dtype is bfloat16"),
+    ],
+)
+def test_native_kernels_refuse_what_they_cannot_do_and_auto_does_without_them(
+    settings: Settings, reason: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"kernels is native, but {reason}"):
+        find_machine(settings)
+    assert not find_machine(replace(settings, kernels="auto")).native
 
 
 def test_a_gpu_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,14 @@ from chatrt.testing.drafter import ScriptedDrafter
 from chatrt.testing.engine import Outcome, outcomes, tiny_engine
 from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishReason, TurnKind, TurnRequest
+from chatrt_kernels.cpu.library import NativeLibrary
+from chatrt_kernels.cpu.ops import NativeOps
 from tests.chatrt.engine_support import ColdRuns
+from tests.chatrt_kernels.cpu_support import NATIVE_PATH, compiled
 
 if TYPE_CHECKING:
     from chatrt.engine import Engine
+    from chatrt_kernels.ops import Ops
 
 NUM_PAGES = 14
 MAX_CONTEXT = 160
@@ -29,7 +34,23 @@ LANES = ("one", "two")
 
 with tempfile.TemporaryDirectory() as _folder:
     TOKENIZER = tiny_tokenizer(Path(_folder))
-COLD = ColdRuns(TOKENIZER, max_context=MAX_CONTEXT)
+
+
+@cache
+def cold_runs() -> ColdRuns:
+    return ColdRuns(TOKENIZER, max_context=MAX_CONTEXT)
+
+
+@cache
+def native_ops() -> NativeOps:
+    return NativeOps(NativeLibrary(compiled(NATIVE_PATH)), 2)
+
+
+@cache
+def native_cold_runs() -> ColdRuns:
+    # rows are the same bits in any company, so not even near ties may fall the other way
+    return ColdRuns(TOKENIZER, max_context=MAX_CONTEXT, ops=native_ops(), margin=0.0)
+
 
 texts = st.sampled_from(TEXTS)
 samplings = st.builds(
@@ -47,6 +68,16 @@ class EngineMachine(RuleBasedStateMachine):
 
     engine: Engine
     drafter: ScriptedDrafter
+
+    @property
+    def ops(self) -> Ops | None:
+        """What executes the model; None for the reference."""
+        return None
+
+    @property
+    def cold(self) -> ColdRuns:
+        """What every turn gives by itself."""
+        return cold_runs()
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,6 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_context=MAX_CONTEXT,
             max_num_batched_tokens=max_rows,
             drafter=self.drafter,
+            ops=self.ops,
             max_parked=max_parked,
         )
 
@@ -103,7 +135,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.requests[request.response_id] = request
         if kind is TurnKind.ANSWER and len(request.token_ids) < MAX_CONTEXT:
-            cold = COLD.run(request)
+            cold = self.cold.run(request)
             self.drafter.sequences.append([*request.token_ids, *cold.token_ids])
         self.engine.submit(request)
 
@@ -219,7 +251,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert isinstance(end.error, OutOfPages | ContextLengthExceeded)
             if outcome.token_ids:
                 whole = end.reason not in (FinishReason.FAILED, FinishReason.CANCELLED)
-                COLD.assert_equal(request, outcome, whole=whole)
+                self.cold.assert_equal(request, outcome, whole=whole)
             cut = end.reason is FinishReason.CANCELLED or end.stop_string is not None
             if cut and "\ufffd" not in end.text:
                 assert TOKENIZER.decode(end.output_ids) == end.text
@@ -263,3 +295,19 @@ EngineMachine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestAnyInterleaving = EngineMachine.TestCase
+
+
+class NativeEngineMachine(EngineMachine):
+    """The same on the native kernels."""
+
+    @property
+    def ops(self) -> Ops | None:
+        return native_ops()
+
+    @property
+    def cold(self) -> ColdRuns:
+        return native_cold_runs()
+
+
+NativeEngineMachine.TestCase.settings = EngineMachine.TestCase.settings
+TestAnyInterleavingOnNativeKernels = NativeEngineMachine.TestCase

@@ -8,12 +8,16 @@ import torch
 
 from chatrt.batch import BatchRows
 from chatrt.testing.models import tiny_config, tiny_model
-from chatrt_kernels.recorder import Recorder, Recording
 from chatrt_kernels.reference import ReferenceOps
 from tests.chatrt.models_support import Bench
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
     from chatrt.models.config import ModelConfig
+    from chatrt_kernels.ops import Describe, DirectProgram, ForwardInputs
 
 TOKENS = [(i * i * 7 + 3 * i) % 320 for i in range(70)]
 
@@ -106,15 +110,24 @@ def test_a_decoder_without_feature_layers_gives_no_features() -> None:
     assert one.decoder.forward(one.builder.build([one.rows(TOKENS, 0)]), one.kv).features is None
 
 
-def test_a_recorded_forward_replays_with_new_contents() -> None:
-    expected = bench().logits(TOKENS[:30])
-    recorder = Recorder(ReferenceOps(torch.float64))
-    one = Bench(tiny_model(recorder, dtype=torch.float64), recorder)
-    one.logits(TOKENS[:20])
-    num_before = len(recorder.recording().calls)
-    values = one.decoder.forward(one.builder.build([one.rows(TOKENS[20:21], 20)]), one.kv).values
-    step = Recording(recorder.recording().calls[num_before:])
-    for position in range(21, 30):
-        one.builder.build([one.rows(TOKENS[position : position + 1], position)])
-        step.replay()
-        torch.testing.assert_close(values[0], expected[position])
+class CountingOps(ReferenceOps):
+    """Counts the programs that it makes."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float64)
+        self.num_programs = 0
+
+    def compile(
+        self, describe: Describe, largest: ForwardInputs, outputs: Sequence[Tensor]
+    ) -> DirectProgram:
+        self.num_programs += 1
+        return super().compile(describe, largest, outputs)
+
+
+def test_one_program_serves_all_forwards_over_one_cache() -> None:
+    expected = bench().logits(TOKENS)
+    ops = CountingOps()
+    one = Bench(tiny_model(ops, dtype=torch.float64), ops)
+    for chunk in (20, 1, 70, 33):
+        torch.testing.assert_close(one.logits(TOKENS, chunk=chunk), expected)
+    assert ops.num_programs == 1

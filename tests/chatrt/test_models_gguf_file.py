@@ -13,6 +13,7 @@ from chatrt.errors import ModelError, ModelFileError, UnsupportedModel
 from chatrt.models.gguf_file import GgufFile, unpermute_rows
 from chatrt.testing.models import tiny_config
 from chatrt_kernels.formats import QuantFormat, dequantize
+from tests.chatrt.k_quants_support import random_k_quant, write_k_quant_gguf
 from tests.chatrt.models_support import interleaved, random_state, write_gguf
 
 if TYPE_CHECKING:
@@ -67,6 +68,20 @@ def test_a_matrix_has_the_bytes_that_the_gguf_library_reads(
     assert torch.equal(dequantize(matrix), values.view(64, 128))
 
 
+@pytest.mark.parametrize("quantization", ["Q4_K", "Q5_K", "Q6_K"])
+def test_a_k_quant_matrix_has_the_bytes_that_were_written(
+    quantization: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "k.gguf"
+    written = random_k_quant(quantization, 3, 512)
+    name = "model.layers.0.mlp.down_proj.weight"
+    write_k_quant_gguf(path, CONFIG, random_state(CONFIG), {name: written})
+    matrix = GgufFile(path).matrix("blk.0.ffn_down.weight")
+    assert (matrix.format, matrix.shape) == (QuantFormat(quantization), (3, 512))
+    assert torch.equal(matrix.data, written.data)
+    assert torch.equal(dequantize(matrix), written.values)
+
+
 def test_a_vector_is_float32(path: Path) -> None:
     expected = random_state(CONFIG)["model.norm.weight"]
     assert torch.equal(GgufFile(path).vector("output_norm.weight"), expected)
@@ -97,14 +112,17 @@ def test_a_file_that_ends_inside_its_header_is_truncated(path: Path, kept: int) 
 def test_an_unserved_tensor_type_names_the_tensor_and_what_is_served(tmp_path: Path) -> None:
     path = tmp_path / "k.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    kind = gguf.GGMLQuantizationType.Q6_K
-    writer.add_tensor("blk.0.attn_q.weight", np.zeros((2, 210), np.uint8), raw_dtype=kind)
+    kind = gguf.GGMLQuantizationType.Q3_K
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((2, 110), np.uint8), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match=r"'blk.0.attn_q.weight' has type Q6_K.*Q4_1"):
+    with pytest.raises(UnsupportedModel) as caught:
         GgufFile(path)
+    said, served = caught.value.message.split("; supported are ")
+    assert said == f"{path}: tensor 'blk.0.attn_q.weight' has type Q3_K"
+    assert set(served.split(", ")) == {one.value for one in QuantFormat}
 
 
 def test_what_is_not_gguf_is_refused(tmp_path: Path) -> None:

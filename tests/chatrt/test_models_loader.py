@@ -11,9 +11,11 @@ from chatrt.errors import ModelFileError
 from chatrt.models.config import GenerationDefaults, ModelConfig
 from chatrt.models.files import ModelFiles, generation_defaults
 from chatrt.models.loader import load_model, read_config
+from chatrt.models.quantize import UNQUANTIZED, LoadQuantization
 from chatrt.testing.models import tiny_config
 from chatrt_kernels.formats import QuantFormat
 from chatrt_kernels.reference import ReferenceOps
+from tests.chatrt.k_quants_support import random_k_quant, write_k_quant_gguf
 from tests.chatrt.models_support import (
     CPU,
     Bench,
@@ -27,19 +29,39 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chatrt.models.loader import Model
+    from chatrt_kernels.formats import QuantizedTensor
+    from chatrt_kernels.reference import DenseWeight
 
 TOKENS = [(5 * i * i + 3) % 50 for i in range(40)]
 LLAMA = replace(tiny_config(vocab_size=50), tie_word_embeddings=False)
 QWEN2 = replace(LLAMA, architecture="qwen2", attention_bias=True)
 QWEN3 = replace(LLAMA, architecture="qwen3", qk_norm=True, head_dim=32)
+Q8 = LoadQuantization(layers=QuantFormat.Q8_0, ends=QuantFormat.Q8_0)
+Q4 = LoadQuantization(layers=QuantFormat.Q4_1, ends=QuantFormat.Q8_0)
+
+
+class NotingOps(ReferenceOps):
+    """Remembers the format of each matrix that it was given, None for a dense one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formats: list[QuantFormat | None] = []
+
+    def prepare(
+        self, weight: QuantizedTensor | torch.Tensor, *, sensitive: bool = False
+    ) -> DenseWeight:
+        self.formats.append(None if isinstance(weight, torch.Tensor) else weight.format)
+        return super().prepare(weight, sensitive=sensitive)
 
 
 def model_files(path: Path) -> ModelFiles:
     return ModelFiles(name="tiny", path=path, tokenizer_dir=path)
 
 
-def load(path: Path, quantize: QuantFormat | None = None) -> Model:
-    ops = ReferenceOps()
+def load(
+    path: Path, quantize: LoadQuantization = UNQUANTIZED, ops: ReferenceOps | None = None
+) -> Model:
+    ops = ops or ReferenceOps()
     return load_model(model_files(path), ops, device=CPU, dtype=ops.dtype, quantize=quantize)
 
 
@@ -79,14 +101,65 @@ def test_rope_divisors_of_a_gguf_slow_the_rotation(tmp_path: Path) -> None:
     assert torch.equal(logits(load(tmp_path / "slow.gguf")), expected)
 
 
-def test_quantising_at_load_gives_the_rounded_layers_and_leaves_the_ends(tmp_path: Path) -> None:
-    state = random_state(LLAMA)
-    layers = {name: t for name, t in state.items() if name.startswith("model.layers")}
-    write_safetensors(tmp_path / "dense", LLAMA, state)
-    rounded = {**state, **rounded_through("Q8_0", layers)}
-    write_safetensors(tmp_path / "rounded", LLAMA, rounded)
-    found = logits(load(tmp_path / "dense", QuantFormat.Q8_0))
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_gguf_that_mixes_k_quants_computes_what_their_values_compute_as_safetensors(
+    architecture: str, tmp_path: Path
+) -> None:
+    # as Q4_K_M files do: some value and down matrices and the ends have more bits than the rest
+    config = replace(LLAMA, architecture=architecture, hidden_size=256, intermediate_size=512)
+    config = replace(config, head_dim=64, qk_norm=architecture == "qwen3")
+    state = random_state(config)
+    wide = ("embed_tokens", "lm_head", "layers.0.mlp.down_proj", "layers.1.self_attn.v_proj")
+    packed = {}
+    for seed, (name, tensor) in enumerate(state.items()):
+        if tensor.dim() == 2:
+            quantization = "Q6_K" if name.removesuffix(".weight").endswith(wide) else "Q4_K"
+            if name.endswith("layers.0.mlp.gate_proj.weight"):
+                quantization = "Q5_K"
+            rows, columns = tensor.shape
+            packed[name] = random_k_quant(quantization, rows, columns, seed)
+    dense = {**state, **{name: matrix.values for name, matrix in packed.items()}}
+    write_k_quant_gguf(tmp_path / "k.gguf", config, state, packed)
+    write_safetensors(tmp_path / "dense", config, dense)
+    ops = NotingOps()
+    found = logits(load(tmp_path / "k.gguf", ops=ops))
+    assert set(ops.formats) == {QuantFormat.Q4_K, QuantFormat.Q5_K, QuantFormat.Q6_K}
+    assert found.isfinite().all()
+    assert torch.equal(found, logits(load(tmp_path / "dense")))
+
+
+@pytest.mark.parametrize(("quantize", "layers"), [(Q8, "Q8_0"), (Q4, "Q4_1")])
+@pytest.mark.parametrize("tied", [False, True])
+def test_quantising_at_load_gives_the_rounded_layers_and_ends(
+    quantize: LoadQuantization, layers: str, tied: bool, tmp_path: Path
+) -> None:
+    config = replace(LLAMA, tie_word_embeddings=tied)
+    state = random_state(config)
+    write_safetensors(tmp_path / "dense", config, state)
+    in_layers = {name: t for name, t in state.items() if name.startswith("model.layers")}
+    ends = {name: t for name, t in state.items() if name not in in_layers}
+    rounded = rounded_through(layers, in_layers) | rounded_through("Q8_0", ends)
+    write_safetensors(tmp_path / "rounded", config, rounded)
+    found = logits(load(tmp_path / "dense", quantize))
     assert torch.equal(found, logits(load(tmp_path / "rounded")))
+
+
+def test_matrices_with_rows_of_no_whole_blocks_stay_unquantised(tmp_path: Path) -> None:
+    config = replace(LLAMA, intermediate_size=100, num_layers=1)
+    write_safetensors(tmp_path / "m", config, random_state(config))
+    ops = NotingOps()
+    model = load(tmp_path / "m", Q8, ops)
+    # embedding, the layer with `down` last, head
+    assert ops.formats == [QuantFormat.Q8_0] * 7 + [None, QuantFormat.Q8_0]
+    assert logits(model).isfinite().all()
+
+
+def test_a_gguf_keeps_its_own_formats_whatever_is_asked_for_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, LLAMA, random_state(LLAMA), "BF16")
+    ops = NotingOps()
+    assert load(path, Q8, ops).fingerprint == load(path).fingerprint
+    assert set(ops.formats) == {QuantFormat.BF16}
 
 
 def test_a_tied_head_is_the_embedding_itself_and_is_counted_once(tmp_path: Path) -> None:
@@ -152,7 +225,7 @@ def test_the_fingerprint_tells_weights_apart_and_is_stable(tmp_path: Path) -> No
     a, b, c = (load(tmp_path / name).fingerprint for name in "abc")
     assert a == b
     assert a != c
-    assert load(tmp_path / "a", QuantFormat.Q8_0).fingerprint != a
+    assert len({load(tmp_path / "a", one).fingerprint for one in (UNQUANTIZED, Q8, Q4)}) == 3
 
 
 def test_the_configuration_can_be_read_without_weights(tmp_path: Path) -> None:

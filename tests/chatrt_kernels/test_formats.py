@@ -11,7 +11,16 @@ from gguf import quants
 from chatrt_kernels.formats import QuantFormat, QuantizedTensor, dequantize
 
 BLOCK_FORMATS = [QuantFormat.Q8_0, QuantFormat.Q4_0, QuantFormat.Q4_1]
-NUM_HALVES = {QuantFormat.Q8_0: 1, QuantFormat.Q4_0: 1, QuantFormat.Q4_1: 2}
+K_FORMATS = [QuantFormat.Q4_K, QuantFormat.Q5_K, QuantFormat.Q6_K]
+# where in a block its float16 numbers start
+HALVES = {
+    QuantFormat.Q8_0: (0,),
+    QuantFormat.Q4_0: (0,),
+    QuantFormat.Q4_1: (0, 2),
+    QuantFormat.Q4_K: (0, 2),
+    QuantFormat.Q5_K: (0, 2),
+    QuantFormat.Q6_K: (208,),
+}
 
 
 def random_rows(
@@ -21,8 +30,8 @@ def random_rows(
     rng = np.random.default_rng(seed)
     shape = (num_rows, num_blocks, quant_format.bytes_per_block)
     blocks = rng.integers(0, 256, shape, dtype=np.uint8)
-    for half in range(NUM_HALVES.get(quant_format, 0)):
-        high = blocks[..., 2 * half + 1]
+    for start in HALVES[quant_format]:
+        high = blocks[..., start + 1]
         # exponent 31 is inf or NaN
         high[(high & 0x7C) == 0x7C] ^= 0x40
     return blocks.reshape(num_rows, -1)
@@ -39,18 +48,20 @@ def test_block_layouts_are_those_of_the_gguf_library(quant_format: QuantFormat) 
     assert (quant_format.block_size, quant_format.bytes_per_block) == expected
 
 
-@pytest.mark.parametrize("quant_format", BLOCK_FORMATS)
+@pytest.mark.parametrize("quant_format", BLOCK_FORMATS + K_FORMATS)
 @pytest.mark.parametrize("num_blocks", [1, 3, 18, 63])
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_random_blocks_dequantise_to_exactly_what_the_gguf_library_says(
     quant_format: QuantFormat, num_blocks: int, num_rows: int
 ) -> None:
     rows = random_rows(quant_format, num_rows, num_blocks)
-    tensor = QuantizedTensor(quant_format, torch.from_numpy(rows), (num_rows, 32 * num_blocks))
+    shape = (num_rows, quant_format.block_size * num_blocks)
+    tensor = QuantizedTensor(quant_format, torch.from_numpy(rows), shape)
 
     expected = torch.from_numpy(quants.dequantize(rows, ggml_type(quant_format)))
 
-    assert torch.equal(dequantize(tensor), expected)
+    # the bits, so that a negative zero is told from zero
+    assert torch.equal(dequantize(tensor).view(torch.int32), expected.view(torch.int32))
 
 
 @pytest.mark.parametrize("quant_format", BLOCK_FORMATS)
@@ -64,11 +75,17 @@ def test_every_code_of_a_format_is_told_apart(quant_format: QuantFormat) -> None
     assert torch.equal(got, torch.from_numpy(quants.dequantize(rows, ggml_type(quant_format))))
 
 
-def test_a_matrix_of_several_slices_is_dequantised_as_a_whole() -> None:
-    rows = random_rows(QuantFormat.Q4_1, 5, 1).repeat(9000, axis=0)
-    tensor = QuantizedTensor(QuantFormat.Q4_1, torch.from_numpy(rows), (45000, 32))
+@pytest.mark.parametrize(
+    ("quant_format", "num_rows"), [(QuantFormat.Q4_1, 45000), (QuantFormat.Q6_K, 4501)]
+)
+def test_a_matrix_of_several_slices_is_dequantised_as_a_whole(
+    quant_format: QuantFormat, num_rows: int
+) -> None:
+    rows = np.resize(random_rows(quant_format, 7, 1), (num_rows, quant_format.bytes_per_block))
+    shape = (num_rows, quant_format.block_size)
+    tensor = QuantizedTensor(quant_format, torch.from_numpy(rows), shape)
 
-    expected = torch.from_numpy(quants.dequantize(rows, ggml_type(QuantFormat.Q4_1)))
+    expected = torch.from_numpy(quants.dequantize(rows, ggml_type(quant_format)))
 
     assert torch.equal(dequantize(tensor), expected)
 

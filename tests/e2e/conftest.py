@@ -10,6 +10,7 @@ from chatrt.testing.models import tiny_config
 from chatrt.testing.tokenizer import tiny_tokenizer
 from tests.chatrt.models_support import random_state, write_safetensors
 from tests.e2e.process import ServerProcess
+from tests.support import share_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +52,7 @@ def tiny_server(
     tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     """The tiny model, served; every test leaves it as it found it."""
-    home = tmp_path_factory.mktemp("tiny_server") / "home"
+    home = share_kernels(tmp_path_factory.mktemp("tiny_server") / "home")
     running = ServerProcess.start(home, str(tiny_model_folder), "--kv-memory-bytes", "64MiB")
     yield running
     running.kill()

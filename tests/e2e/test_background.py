@@ -11,6 +11,7 @@ from chatrt.client import ChatClient, ResponseRequest
 from chatrt.launch import attach_or_start, find_server, stop_server
 from chatrt.paths import Paths
 from chatrt.settings import Settings
+from tests.support import share_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def paths(chatrt_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Paths]:
-    del chatrt_home  # it is in the environment, which the background server inherits
+    share_kernels(chatrt_home)  # the background server inherits it with the environment
     monkeypatch.setenv("CHATRT_KV_MEMORY_BYTES", "16MiB")
     paths = Paths.find(os.environ)
     yield paths

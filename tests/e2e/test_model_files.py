@@ -110,4 +110,4 @@ def test_no_memory_for_one_page_is_said_with_both_numbers(
     monkeypatch.setenv("CHATRT_KV_MEMORY_BYTES", "1000")
     said = sentence_of(capsys, str(tiny_model_folder), 1)
     assert "1000" in said.replace(",", "") or "1,000" in said
-    assert "8192" in said.replace(",", "") or "8.0 KiB" in said
+    assert "4096" in said.replace(",", "") or "4.0 KiB" in said

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 KV = ("--kv-memory-bytes", "16MiB")
+NUM_TOKENS = 2000  # of an answer that is still being written while other things happen
 
 
 class Servers:
@@ -51,7 +52,7 @@ async def test_sigterm_lets_the_answer_finish_and_a_new_server_continues_it(
 ) -> None:
     first = await servers.start("--drain", "60s")
     async with first.caller() as caller:
-        await caller.create("hello", temperature=0, max_output_tokens=400)
+        await caller.create("hello", temperature=0, max_output_tokens=NUM_TOKENS)
         await caller.until(["response.output_text.delta"])
         first.process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.1)
@@ -60,7 +61,7 @@ async def test_sigterm_lets_the_answer_finish_and_a_new_server_continues_it(
         refused = [event for event in events if event["type"] == "error"]
         assert [one["error"]["code"] for one in refused] == ["server_unavailable"]
         ended = events[-1]["response"]
-        assert ended["usage"]["output_tokens"] == 400
+        assert ended["usage"]["output_tokens"] == NUM_TOKENS
         assert await caller.until_closed() == 1012
     assert await asyncio.to_thread(first.wait) == 0
     assert not first.paths.server_record.exists()

@@ -1,0 +1,86 @@
+"""What executes the model: the native kernels on a CPU where they can be had, else PyTorch.
+
+Knows: how each executor is made, how a turn's sampler is. Does not know: models, engines.
+Invariant: without native kernels chatrt still serves, and says once why it is slower.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from chatrt.cli.machine import Machine, find_machine
+from chatrt.errors import ModelError
+from chatrt.native_sampling import NativeSampler
+from chatrt.sampling import Sampler
+from chatrt_kernels.cpu.build import BuildError, discard, ensure_library
+from chatrt_kernels.cpu.library import NativeLibrary
+from chatrt_kernels.cpu.ops import NativeOps
+from chatrt_kernels.cpu.sampling import NativeSampling
+from chatrt_kernels.reference import ReferenceOps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from chatrt.models.config import ModelConfig
+    from chatrt.sampling import MakeSampler
+    from chatrt.settings import Settings
+    from chatrt_kernels.ops import Ops
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """The ops, and the machine as they use it."""
+
+    ops: Ops
+    machine: Machine
+
+    def sampler_for(self, config: ModelConfig) -> MakeSampler:
+        """What makes the sampler of a turn, for logits of this model."""
+        if not isinstance(self.ops, NativeOps):
+            return Sampler
+        kernel = NativeSampling(self.ops.library.functions, config.vocab_size)
+        return partial(NativeSampler, kernel=kernel)
+
+
+def find_executor(settings: Settings, kernels: Path, report: Callable[[str], None]) -> Executor:
+    """The executor that the settings mean on this machine; its threads are started.
+
+    `kernels` is the folder of compiled libraries; `report` hears of a compilation.
+
+    Raises:
+        SettingsError: A device or kernels are asked for that this machine does not have.
+        ModelError: Native kernels are asked for, and they cannot be had.
+    """
+    machine = find_machine(settings)
+    if machine.native:
+        try:
+            ops = NativeOps(_load_library(kernels, report), machine.num_threads)
+        except (BuildError, OSError) as error:
+            if settings.kernels == "native":
+                raise ModelError(f"kernels is native, and they cannot be had: {error}") from error
+            _log.warning("%s; PyTorch's own operations serve, more slowly", error)
+        else:
+            # What PyTorch still does is small: threads that wait for it would take cores away.
+            torch.set_num_threads(1)
+            return Executor(ops, machine)
+        machine = find_machine(replace(settings, kernels="reference"))
+    torch.set_num_threads(machine.num_threads)
+    return Executor(ReferenceOps(machine.dtype, machine.device), machine)
+
+
+def _load_library(kernels: Path, report: Callable[[str], None]) -> NativeLibrary:
+    """The compiled kernels; a damaged file is compiled anew, once."""
+    path = ensure_library(kernels, report=report)
+    try:
+        return NativeLibrary(path)
+    except OSError:
+        discard(path)
+        return NativeLibrary(ensure_library(kernels, report=report))

@@ -1,0 +1,238 @@
+"""From nodes to the C structs of their calls.
+
+Knows: which field of a struct is which buffer of a node. Does not know: what was fused, and why.
+Invariant: `Lowered` holds all memory that its structs point to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from chatrt_kernels.cpu.nodes import (
+    AttentionNode,
+    EmbedNode,
+    GatherNode,
+    LinearNode,
+    NormNode,
+    PairwiseNode,
+    QuantiseNode,
+    RopeNode,
+    width,
+)
+from chatrt_kernels.cpu.structs import (
+    AttentionStruct,
+    CallStruct,
+    EmbedStruct,
+    GatherStruct,
+    Kind,
+    KVLayerStruct,
+    LinearMode,
+    LinearStruct,
+    NormStruct,
+    PairwiseStruct,
+    QuantisedStruct,
+    QuantiseStruct,
+    RopeStruct,
+    TermStruct,
+    address,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from chatrt_kernels.cpu.nodes import AnyNode
+    from chatrt_kernels.ops import KVLayer
+
+_GROUP = 32
+_HALF_GROUP = 16
+_SPLIT_KEYS = 128  # kSplit in attention.cpp
+_BLOCK_ROWS = 6  # kMaxBlockRows there
+_MAX_SPLIT_BLOCKS = 16
+MAX_HEAD_DIM = 1024
+
+
+@dataclass(slots=True)
+class Lowered:
+    """Calls ready to run, and the memory behind them."""
+
+    kinds: list[Kind] = field(default_factory=list)
+    calls: ctypes.Array[CallStruct] | None = None
+    kept: list[object] = field(default_factory=list)
+
+
+def lower(nodes: Sequence[AnyNode], *, max_positions: int) -> Lowered:
+    """The calls of `nodes`, for as many rows as the nodes' buffers have.
+
+    `max_positions` bounds the keys of a row: attention gets memory to split them among threads.
+    """
+    lowering = _Lowering(nodes, max_positions)
+    return lowering.run()
+
+
+class _Lowering:
+    def __init__(self, nodes: Sequence[AnyNode], max_positions: int) -> None:
+        self._nodes = nodes
+        self._lowered = Lowered(kept=list(nodes))
+        self._quantised = {
+            index: self._allocate_quantised(index)
+            for index in {node.quantised for node in nodes if node.quantised is not None}
+        }
+        self._partials = self._allocate_partials(max_positions)
+
+    def run(self) -> Lowered:
+        calls = [self._call(node) for node in self._nodes]
+        self._lowered.calls = (CallStruct * len(calls))(*calls)
+        return self._lowered
+
+    def _call(self, node: AnyNode) -> CallStruct:
+        kind, arguments = self._arguments(node)
+        self._lowered.kinds.append(kind)
+        self._lowered.kept.append(arguments)
+        return CallStruct(kind, node.rows.of, node.rows.per, 0, ctypes.addressof(arguments))
+
+    def _arguments(self, node: AnyNode) -> tuple[Kind, ctypes.Structure]:
+        if isinstance(node, EmbedNode):
+            weight = node.weight.struct()
+            return Kind.EMBED, EmbedStruct(weight, address(node.out), node.out.stride(0))
+        if isinstance(node, NormNode):
+            return Kind.NORM, self._norm(node)
+        if isinstance(node, QuantiseNode):
+            x = node.out
+            quantised = self._quantised_struct(node)
+            return Kind.QUANTISE, QuantiseStruct(address(x), x.stride(0), width(x), quantised)
+        if isinstance(node, LinearNode):
+            return Kind.LINEAR, self._linear(node)
+        if isinstance(node, RopeNode):
+            return Kind.ROPE, _rope(node)
+        if isinstance(node, AttentionNode):
+            return Kind.ATTENTION, self._attention(node)
+        if isinstance(node, PairwiseNode):
+            return Kind.SWIGLU if node.gated else Kind.ADD, _pairwise(node)
+        return Kind.GATHER, _gather(node)
+
+    def _norm(self, node: NormNode) -> NormStruct:
+        return NormStruct(
+            address(node.x),
+            node.x.stride(0),
+            address(node.weight),
+            width(node.x),
+            node.eps,
+            address(node.out) if node.needs_floats else None,
+            node.out.stride(0),
+            self._quantised_struct(node),
+        )
+
+    def _linear(self, node: LinearNode) -> LinearStruct:
+        struct = LinearStruct(mode=node.mode, num_weights=len(node.weights))
+        for index, (weight, bias) in enumerate(zip(node.weights, node.biases, strict=True)):
+            struct.weights[index] = weight.struct()
+            struct.bias[index] = address(bias)
+        for index, out in enumerate(node.outs):
+            struct.out[index], struct.out_stride[index] = address(out), out.stride(0)
+        struct.x, struct.x_stride = address(node.x), node.x.stride(0)
+        if node.source is not None:
+            struct.quantised = self._quantised[node.source]
+        if node.mode is LinearMode.GATED:
+            struct.activated = self._quantised_struct(node)
+        return struct
+
+    def _attention(self, node: AttentionNode) -> AttentionStruct:
+        kv = kv_struct(node.kv)
+        return AttentionStruct(
+            address(node.q),
+            node.q.stride(0),
+            address(node.out),
+            node.out.stride(0),
+            self._quantised_struct(node),
+            width(node.q) // kv.head_dim,
+            node.scale,
+            kv,
+            address(self._partials),
+            self._partials.numel(),
+        )
+
+    def _quantised_struct(self, node: AnyNode) -> QuantisedStruct:
+        if node.quantised is None:
+            return QuantisedStruct()
+        return self._quantised[node.quantised]
+
+    def _allocate_quantised(self, index: int) -> QuantisedStruct:
+        """8-bit memory for the largest of the nodes that fill the buffer."""
+        num_values = max(node.out.numel() for node in self._nodes if node.quantised == index)
+        terms = []
+        for _ in range(2):
+            parts = (
+                torch.empty(num_values, dtype=torch.int8),
+                torch.empty(num_values // _GROUP, dtype=torch.float32),
+                torch.empty(num_values // _GROUP, dtype=torch.float32),
+                torch.empty(num_values // _HALF_GROUP, dtype=torch.int32),
+            )
+            self._lowered.kept.extend(parts)
+            terms.append(TermStruct(*(address(part) for part in parts)))
+        return QuantisedStruct(*terms)
+
+    def _allocate_partials(self, max_positions: int) -> Tensor:
+        """Memory for splits that are computed apart; untouched where no step needs it."""
+        attentions = [node for node in self._nodes if isinstance(node, AttentionNode)]
+        size = 0
+        for node in attentions:
+            head_dim = node.kv.keys.shape[-1]
+            blocks = min(_MAX_SPLIT_BLOCKS, node.q.shape[0])
+            heads = blocks * _BLOCK_ROWS * (width(node.q) // head_dim)
+            size = max(size, heads * -(-max_positions // _SPLIT_KEYS) * (head_dim + 2))
+        partials = torch.empty(size, dtype=torch.float32)
+        self._lowered.kept.append(partials)
+        return partials
+
+
+def kv_struct(kv: KVLayer) -> KVLayerStruct:
+    """The pages of a layer, which must lie head by head: see `KVLayout.HEADS`."""
+    num_pages, page_size, kv_heads, head_dim = kv.keys.shape
+    head_size = page_size * head_dim
+    page = kv_heads * head_size
+    assert kv.keys.stride() == (page, 1, head_size, page_size), kv.keys.stride()
+    assert kv.values.stride() == (page, head_dim, head_size, 1), kv.values.stride()
+    assert kv.keys.dtype in (torch.float16, torch.float32), kv.keys.dtype
+    assert kv.key_scales is None, "quantised pages"
+    assert num_pages
+    assert page_size % _HALF_GROUP == 0, page_size
+    assert head_dim <= MAX_HEAD_DIM, head_dim
+    is_half = kv.keys.dtype == torch.float16
+    return KVLayerStruct(
+        address(kv.keys), address(kv.values), is_half, page_size, kv_heads, head_dim
+    )
+
+
+def _rope(node: RopeNode) -> RopeStruct:
+    kv = kv_struct(node.kv)
+    return RopeStruct(
+        address(node.q),
+        address(node.k),
+        address(node.v),
+        node.q.stride(0),
+        node.k.stride(0),
+        node.v.stride(0),
+        address(node.table),
+        address(node.out),
+        node.out.stride(0),
+        width(node.q) // kv.head_dim,
+        0,
+        kv,
+    )
+
+
+def _pairwise(node: PairwiseNode) -> PairwiseStruct:
+    x, y, out = node.x, node.y, node.out
+    strides = (x.stride(0), y.stride(0), out.stride(0))
+    return PairwiseStruct(address(x), address(y), address(out), *strides, width(x))
+
+
+def _gather(node: GatherNode) -> GatherStruct:
+    x, out = node.x, node.out
+    return GatherStruct(address(x), address(out), x.stride(0), out.stride(0), width(x))
