@@ -9,14 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatrt.cli import common
+from chatrt.cli import bench_quality, bench_step, common
+from chatrt.cli.bench_output import (
+    EXIT_INTERRUPTED,
+    JsonOption,
+    SaveOption,
+    changed_settings,
+    counting_bar,
+    device_of,
+    show,
+)
 from chatrt.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -30,14 +38,6 @@ if TYPE_CHECKING:
     from chatrt.launch import Endpoint
     from chatrt.paths import Paths
     from chatrt.settings import Resolved
-
-_EXIT_INTERRUPTED = 130
-_FILE_WIDTH = 140  # columns of a table that no terminal shows
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the JSON document only.")]
-SaveOption = Annotated[
-    Path | None, typer.Option(help="Write the JSON document to this file.", dir_okay=False)
-]
 
 bench = typer.Typer(
     name="bench",
@@ -107,10 +107,10 @@ def sessions(
     with _server(url, resolved, paths) as (endpoint, device):
         document = run.play(endpoint, device)
     if url is None:
-        document["settings"]["server"] = _changed_settings(resolved)
-    _show(run.report(document, per_session=per_session), document, as_json=json, save=save)
+        document["settings"]["server"] = changed_settings(resolved)
+    show(run.report(document, per_session=per_session), document, as_json=json, save=save)
     if run.interrupted:
-        raise typer.Exit(_EXIT_INTERRUPTED)
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 @bench.command()
@@ -134,7 +134,7 @@ def bookkeeping(
             for number, one in figures.items()
         },
     }
-    _show(bookkeeping_report(figures, BARS_US), document, as_json=json, save=save)
+    show(bookkeeping_report(figures, BARS_US), document, as_json=json, save=save)
 
 
 class _SessionsRun:
@@ -164,7 +164,7 @@ class _SessionsRun:
 
         document = new_document("sessions", seed=self._options.seed, device=device)
         started = time.perf_counter()
-        with _turns_bar(self.num_planned) as advance:
+        with counting_bar("turns", self.num_planned) as advance:
 
             def on_sample(sample: TurnSample) -> None:
                 self.samples.append(sample)
@@ -255,74 +255,11 @@ def _server(
                     served_name=common.served_name(model, paths),
                 )
             )
-        yield endpoint, _device(resolved)
-
-
-def _device(resolved: Resolved) -> Device:
-    """Where a server with these settings runs its model on this machine."""
-    import torch
-
-    from chatrt.bench.document import Device
-    from chatrt.cli.machine import find_machine
-
-    machine = find_machine(resolved.settings)
-    cuda = machine.device.type == "cuda"
-    return Device(
-        torch.cuda.get_device_name(machine.device) if cuda else machine.device.type,
-        str(machine.dtype).removeprefix("torch."),
-        machine.num_threads,
-    )
-
-
-def _changed_settings(resolved: Resolved) -> dict[str, str]:
-    """The settings that are not the defaults; those that say where things are, are left out."""
-    from chatrt.settings import DEFAULT
-
-    private = ("host", "port", "api_key_file", "allow_origin", "allow_host")
-    return {
-        name: str(getattr(resolved.settings, name))
-        for name, origin in resolved.origins.items()
-        if origin != DEFAULT and name not in private
-    }
-
-
-@contextlib.contextmanager
-def _turns_bar(num_turns: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, where that is a terminal; gives what counts one turn."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = ("turns", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("turns", total=num_turns)
-        yield lambda: progress.advance(task)
-
-
-def _show(
-    report: RenderableType, document: dict[str, Any], *, as_json: bool, save: Path | None
-) -> None:
-    """Print the table and the line; a line that a terminal would show is without raw samples."""
-    from rich.console import Console
-
-    from chatrt.bench.document import encode_line
-
-    line = encode_line(document)
-    on_terminal = sys.stdout.isatty()
-    if not as_json:
-        Console(width=None if on_terminal else _FILE_WIDTH).print(report)
-        if on_terminal:
-            shown = {name: value for name, value in document.items() if name != "samples"}
-            typer.echo(encode_line(shown))
-    if as_json or not on_terminal:
-        typer.echo(line)
-    # Last, so that a file that cannot be written costs nothing that was measured.
-    if save is not None:
-        save.write_text(line + "\n", encoding="utf-8")
+        yield endpoint, device_of(resolved)
 
 
 def register(app: typer.Typer) -> None:
     """Adds the group of commands."""
+    bench_step.register(bench)
+    bench_quality.register(bench)
     app.add_typer(bench)
