@@ -25,9 +25,10 @@ constexpr int kPausesPerLook = 32;
 
 // What is left of a phase. Both words carry the job's number, so that a thread that comes late from an older job finds
 // that nothing here is its own. claim: job (24 bits), tasks (20), next task (20). left: job (32), tasks not ended (32).
-struct alignas(64) Phase {
-    std::atomic<uint64_t> claim{0};
-    std::atomic<uint64_t> left{0};
+// They lie on lines of their own: those who wait for the one would slow down those who take from the other.
+struct Phase {
+    alignas(64) std::atomic<uint64_t> claim{0};
+    alignas(64) std::atomic<uint64_t> left{0};
 };
 
 constexpr uint64_t kJobMask = (1u << 24) - 1;
@@ -87,6 +88,8 @@ void wake_sleepers(Pool& pool) {
 
 // The next task of a phase, or -1 if all are claimed or the job is over.
 int claim_task(Phase& phase, uint64_t job) {
+    // Asked for with the right to change it: a plain load would have to be followed by a second request.
+    __builtin_prefetch(&phase.claim, 1);
     uint64_t word = phase.claim.load(std::memory_order_acquire);
     for (;;) {
         const uint64_t next = word & kTaskMask;
