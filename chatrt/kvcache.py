@@ -47,8 +47,9 @@ class KVCache:
 
     `data` is `[layers, 2, num_pages, page_size, kv_heads, head_dim]` (index 0 of the second
     dimension: keys, 1: values); `scales`, for int8 only, `[layers, 2, num_pages, page_size,
-    kv_heads]` float32. Where `layout` is not ROWS, the numbers of a page lie in another order than
-    the last three dimensions of `data` say; the views that `layer` returns know it.
+    kv_heads]` float32. Where `layout` is HEADS, pages lie outermost in memory, and the numbers of a
+    page in another order than the last three dimensions of `data` say; the views that `layer`
+    returns know it.
     """
 
     __slots__ = ("_layers", "data", "layout", "scales")
@@ -88,8 +89,12 @@ class KVCache:
         scales = None
         if dtype in _SCALED_DTYPES:
             scales = torch.empty(rows, dtype=torch.float32, device=device)
-        data = torch.empty((*rows, head_dim), dtype=dtype, device=device)
-        return cls(data, scales, layout=layout)
+        if layout is KVLayout.ROWS:
+            return cls(torch.empty((*rows, head_dim), dtype=dtype, device=device), scales)
+        # All that a token position has lies together: pages fill memory one after the other.
+        by_page = (num_pages, num_layers, 2, page_size, kv_heads, head_dim)
+        pages_first = torch.empty(by_page, dtype=dtype, device=device)
+        return cls(pages_first.permute(1, 2, 0, 3, 4, 5), layout=layout)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -194,10 +194,9 @@ class _Lowering:
 def kv_struct(kv: KVLayer) -> KVLayerStruct:
     """The pages of a layer, which must lie head by head: see `KVLayout.HEADS`."""
     num_pages, page_size, kv_heads, head_dim = kv.keys.shape
-    head_size = page_size * head_dim
-    page = kv_heads * head_size
-    assert kv.keys.stride() == (page, 1, head_size, page_size), kv.keys.stride()
-    assert kv.values.stride() == (page, head_dim, head_size, 1), kv.values.stride()
+    head_size, page_stride = page_size * head_dim, kv.keys.stride(0)
+    assert kv.keys.stride() == (page_stride, 1, head_size, page_size), kv.keys.stride()
+    assert kv.values.stride() == (page_stride, head_dim, head_size, 1), kv.values.stride()
     assert kv.keys.dtype in (torch.float16, torch.float32), kv.keys.dtype
     assert kv.key_scales is None, "quantised pages"
     assert num_pages
@@ -205,7 +204,8 @@ def kv_struct(kv: KVLayer) -> KVLayerStruct:
     assert head_dim <= MAX_HEAD_DIM, head_dim
     is_half = kv.keys.dtype == torch.float16
     return KVLayerStruct(
-        address(kv.keys), address(kv.values), is_half, page_size, kv_heads, head_dim
+        *(address(kv.keys), address(kv.values), page_stride),
+        *(is_half, page_size, kv_heads, head_dim),
     )
 
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from chatrt_kernels.cpu.fuse import fuse, quantise_inputs
 from chatrt_kernels.cpu.library import ThreadPool
 from chatrt_kernels.cpu.lower import lower
+from chatrt_kernels.cpu.nodes import RopeNode
 from chatrt_kernels.cpu.program import NativeProgram
 from chatrt_kernels.cpu.trace import Tracer
-from chatrt_kernels.cpu.weights import WeightMemory, large_pages
+from chatrt_kernels.cpu.weights import WeightMemory, advise_large_pages, large_pages
 from chatrt_kernels.ops import ForwardInputs, KVLayout, RowMeta
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class NativeOps:
         """Record a forward that serves up to as many rows as `largest` has."""
         tracer = Tracer(largest)
         describe(tracer, largest)
+        self._read_in_large_pages(tracer)
         max_positions = largest.meta.page_table.shape[1] * self._page_size(tracer)
         return NativeProgram(
             lower(fuse(tracer.nodes, outputs), max_positions=max_positions), self._pool
@@ -131,6 +133,13 @@ class NativeOps:
         nodes = quantise_inputs(tracer.nodes, [node.out for node in tracer.nodes])
         max_positions = int(inputs.meta.kv_len.max()) if len(inputs.meta.kv_len) else 0
         NativeProgram(lower(nodes, max_positions=max_positions), self._pool).run(inputs)
+
+    def _read_in_large_pages(self, tracer: Tracer) -> None:
+        """Ask for large pages under the KV caches that a forward reads."""
+        layers = [node.kv for node in tracer.nodes if isinstance(node, RopeNode)]
+        storages = {kv.keys.untyped_storage().data_ptr(): kv.keys for kv in layers}
+        for start, keys in storages.items():
+            advise_large_pages(self._pool, start, keys.untyped_storage().nbytes())
 
     def _page_size(self, tracer: Tracer) -> int:
         sizes = [node.kv.keys.shape[1] for node in tracer.nodes if hasattr(node, "kv")]

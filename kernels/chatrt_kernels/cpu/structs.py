@@ -116,6 +116,7 @@ class KVLayerStruct(ctypes.Structure):
     _fields_ = (
         ("keys", _POINTER),
         ("values", _POINTER),
+        ("page_stride", _INT64),
         ("is_half", _INT32),
         ("page_size", _INT32),
         ("kv_heads", _INT32),

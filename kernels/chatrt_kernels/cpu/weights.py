@@ -105,8 +105,20 @@ def large_pages(pool: ThreadPool, num_bytes: int) -> Tensor:
     whole = torch.empty(num_bytes + _LARGE_PAGE_BYTES, dtype=torch.uint8)
     start = -whole.data_ptr() % _LARGE_PAGE_BYTES
     block = whole[start : start + num_bytes]
-    pool.library.functions.chatrt_advise_large_pages(block.data_ptr(), num_bytes)
+    advise_large_pages(pool, block.data_ptr(), num_bytes)
     return block
+
+
+def advise_large_pages(pool: ThreadPool, start: int, num_bytes: int) -> None:
+    """Ask the system for large pages in memory that will be read at full speed.
+
+    Looking addresses up page by page would cost more than the reading. Only whole large pages are
+    asked for: a tensor that shares its memory's first or last page with others leaves them alone.
+    """
+    first = -(-start // _LARGE_PAGE_BYTES) * _LARGE_PAGE_BYTES
+    end = (start + num_bytes) // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES
+    if end > first:
+        pool.library.functions.chatrt_advise_large_pages(first, end - first)
 
 
 def _as_stored(matrix: Tensor) -> QuantizedTensor:

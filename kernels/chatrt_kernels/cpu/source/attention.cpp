@@ -50,8 +50,15 @@ struct HeadPages {
     int64_t page_stride;
     int page_size;
     int head_dim;
+    int num_keys;  // of the sequence
 
     int64_t page_at(int position) const { return pages[position / page_size] * page_stride; }
+    // Where the keys, or the values, of the 16 positions from `position` on begin; whoever asks for memory in advance may
+    // ask behind the last position, and gets the first page.
+    const uint8_t* keys_ahead(int position) const { return bytes_at(keys_at(position < num_keys ? position : 0)); }
+    const uint8_t* values_ahead(int position) const { return bytes_at(values_at(position < num_keys ? position : 0)); }
+    static const uint8_t* bytes_at(const Number* p) { return reinterpret_cast<const uint8_t*>(p); }
+
     const Number* keys_at(int position) const { return keys + page_at(position) + position % page_size; }
     const Number* values_at(int position) const {
         return values + page_at(position) + int64_t(position % page_size) * head_dim;
@@ -74,10 +81,13 @@ template <class Number, int kQueries>
 inline void score_more_keys(const HeadPages<Number>& head, const Queries& queries, int position,
                             Floats (&scores)[2][kQueries]) {
     const Number *first = head.keys_at(position), *second = head.keys_at(position + kLanes);
+    // Memory is asked for line by line between products: requests in one burst would wait for each other.
+    const uint8_t *ahead = head.keys_ahead(position + 4 * kLanes), *further = head.keys_ahead(position + 5 * kLanes);
     for (int i = 0; i < kQueries; ++i) scores[0][i] = scores[1][i] = zeros();
     for (int d = 0; d < head.head_dim; ++d) {
         const int64_t at = int64_t(d) * head.page_size;
         const Floats a = load_numbers(first + at), b = load_numbers(second + at);
+        prefetch((d % 2 ? further : ahead) + int64_t(d / 2) * 64);
         for (int i = 0; i < kQueries; ++i) {
             const Floats q = splat(queries.q[i][d]);
             scores[0][i] = fma(a, q, scores[0][i]);
@@ -94,15 +104,21 @@ inline void weigh_values(const HeadPages<Number>& head, int start, int num_keys,
     for (int i = 0; i < kQueries; ++i) {
         for (int v = 0; v < kVectors; ++v) sums[i][v] = zeros();
     }
-    for (int j = 0; j < num_keys; ++j) {
-        const Number* row = head.values_at(start + j) + first;
-        Floats values[kVectors];
-        for (int v = 0; v < kVectors; ++v) {
-            values[v] = lanes == kLanes ? load_numbers(row + kLanes * v) : load_first_numbers(row + kLanes * v, lanes);
-        }
-        for (int i = 0; i < kQueries; ++i) {
-            const Floats weight = splat(weights[i][j]);
-            for (int v = 0; v < kVectors; ++v) sums[i][v] = fma(values[v], weight, sums[i][v]);
+    for (int block = 0; block < num_keys; block += kLanes) {
+        // 16 positions lie in one page, one after the other.
+        const Number* row = head.values_at(start + block) + first;
+        const uint8_t* ahead = head.values_ahead(start + block + 2 * kLanes) + first * sizeof(Number);
+        const int end = std::min(block + kLanes, num_keys);
+        for (int j = block; j < end; ++j, row += head.head_dim, ahead += head.head_dim * sizeof(Number)) {
+            for (int line = 0; line < kVectors * kLanes * int(sizeof(Number)); line += 64) prefetch(ahead + line);
+            Floats values[kVectors];
+            for (int v = 0; v < kVectors; ++v) {
+                values[v] = lanes == kLanes ? load_numbers(row + kLanes * v) : load_first_numbers(row + kLanes * v, lanes);
+            }
+            for (int i = 0; i < kQueries; ++i) {
+                const Floats weight = splat(weights[i][j]);
+                for (int v = 0; v < kVectors; ++v) sums[i][v] = fma(values[v], weight, sums[i][v]);
+            }
         }
     }
     for (int i = 0; i < kQueries; ++i) {
@@ -222,9 +238,10 @@ HeadPages<Number> head_pages(const Attention& attention, const Step& step, int s
     return {static_cast<const Number*>(kv.keys) + kv_head * head_size,
             static_cast<const Number*>(kv.values) + kv_head * head_size,
             step.page_table + sequence * step.page_table_stride,
-            kv.kv_heads * head_size,
+            kv.page_stride,
             kv.page_size,
-            kv.head_dim};
+            kv.head_dim,
+            step.kv_len[sequence]};
 }
 
 // All query heads of one KV head, for the rows of one block, in one split: `out(row, head)` says where to.

@@ -97,6 +97,7 @@ struct Linear {
 struct KVLayer {
     void* keys;
     void* values;
+    int64_t page_stride;  // numbers from one page to the next
     int32_t is_half;
     int32_t page_size;  // a multiple of 16
     int32_t kv_heads;

@@ -14,6 +14,7 @@ namespace {
 // task) costs little. A few rows of norms or sums take less than a microsecond each.
 constexpr int kTasksPerThread = 4;
 constexpr int kManyRows = 32;
+constexpr int kAttentionTasksPerThread = 12;
 
 // A phase of the pool: a call, or the second phase of attention.
 struct Phase {
@@ -97,7 +98,7 @@ const Attention* first_attention(const Program& program) {
 }
 
 int max_tasks(int32_t kind, const Phase& phase, int num_threads) {
-    if (kind == kAttention) return phase.num_items;
+    if (kind == kAttention) return num_threads * kAttentionTasksPerThread;  // later rows see more keys
     const bool is_small = kind != kLinear && phase.num_items < kManyRows;
     return is_small ? num_threads : num_threads * kTasksPerThread;
 }

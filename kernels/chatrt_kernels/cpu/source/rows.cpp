@@ -52,7 +52,7 @@ void write_kv(const Rope& rope, const float* angles, int row, int64_t slot) {
     const int64_t page = slot / page_size, offset = slot % page_size;
     float turned[1024];
     for (int h = 0; h < kv.kv_heads; ++h) {
-        const int64_t head = (page * kv.kv_heads + h) * head_dim * page_size;
+        const int64_t head = page * kv.page_stride + int64_t(h) * head_dim * page_size;
         Number* keys = static_cast<Number*>(kv.keys) + head + offset;
         Number* values = static_cast<Number*>(kv.values) + head + offset * head_dim;
         rotate(rope.k + row * rope.k_stride + h * head_dim, angles, head_dim, turned);
