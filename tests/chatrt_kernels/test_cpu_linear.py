@@ -222,6 +222,21 @@ def test_a_group_far_above_the_others_of_its_row_loses_no_more_than_they_do(
         assert (error <= level + rounding_bound(one, outlying)).all(), group
 
 
+@pytest.mark.parametrize("quant_format", [f for f in QuantFormat if f not in PLAIN])
+def test_sensitive_weights_lose_less_and_their_rows_too_are_the_same_alone(
+    executors: list[NativeOps], quant_format: QuantFormat
+) -> None:
+    one = case(quant_format, 63, 512)
+    x = torch.randn(MAX_ROWS, 512, generator=torch.Generator().manual_seed(4))
+    exact = x.double() @ one.values.t()
+    common = product(executors[0], x, executors[0].prepare(one.matrix))
+    weight = executors[0].prepare(one.matrix, sensitive=True)
+    found = product(executors[0], x, weight)
+    assert (found - exact).norm() < 0.9 * (common - exact).norm()
+    for row in range(MAX_ROWS):
+        assert same_bits(found[row : row + 1], product(executors[1], x[row : row + 1], weight))
+
+
 @pytest.mark.parametrize("quant_format", QuantFormat)
 def test_rows_may_be_part_of_a_wider_buffer_and_nothing_beside_them_is_touched(
     executors: list[NativeOps], quant_format: QuantFormat
