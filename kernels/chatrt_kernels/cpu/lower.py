@@ -54,6 +54,7 @@ _HALF_GROUP = 16
 _SPLIT_KEYS = 128  # kSplit in attention.cpp
 _BLOCK_ROWS = 6  # kMaxBlockRows there
 _MAX_SPLIT_BLOCKS = 16
+_MAX_PARTIALS = 1 << 26  # numbers, 256 MiB
 MAX_HEAD_DIM = 1024
 
 
@@ -186,7 +187,8 @@ class _Lowering:
             blocks = min(_MAX_SPLIT_BLOCKS, node.q.shape[0])
             heads = blocks * _BLOCK_ROWS * (width(node.q) // head_dim)
             size = max(size, heads * -(-max_positions // _SPLIT_KEYS) * (head_dim + 2))
-        partials = torch.empty(size, dtype=torch.float32)
+        # without enough of it a thread takes all splits of a row, one after the other
+        partials = torch.empty(min(size, _MAX_PARTIALS), dtype=torch.float32)
         self._lowered.kept.append(partials)
         return partials
 
