@@ -17,12 +17,12 @@ from chatrt.cli.executor import find_executor
 from chatrt.cli.machine import memory_plan
 from chatrt.engine import Engine, EngineLimits, Target
 from chatrt.engine.costs import measure_costs
-from chatrt.errors import StoreError
+from chatrt.errors import StoreError, UnsupportedModel
 from chatrt.host import EngineHost
 from chatrt.kvcache import KVCache, MemoryPlan, format_bytes
 from chatrt.metrics import Metrics
 from chatrt.models.decoder import Decoder
-from chatrt.models.loader import Model, load_model
+from chatrt.models.loader import Model, load_model, read_config
 from chatrt.models.quantize import load_quantization
 from chatrt.pages import PageAllocator
 from chatrt.params import SamplingParams
@@ -34,6 +34,7 @@ from chatrt.store import Store
 from chatrt.text.tokenizer import Tokenizer
 from chatrt.turn import FinishedEvent, TurnKind, TurnRequest
 from chatrt_drafts.ngram import NgramDrafter
+from chatrt_kernels.cpu.lower import MAX_HEAD_DIM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,6 +125,12 @@ def load(files: ModelFiles, settings: Settings, executor: Executor) -> Model:
         ModelError: The model's files cannot be used.
     """
     machine = executor.machine
+    head_dim = read_config(files).head_dim
+    if machine.native and head_dim > MAX_HEAD_DIM:
+        raise UnsupportedModel(
+            f"attention heads have {head_dim} dimensions, native kernels take {MAX_HEAD_DIM} at "
+            "most; --kernels reference serves the model"
+        )
     quantize = load_quantization(settings.quantize, native_kernels=machine.native)
     return load_model(
         files, executor.ops, device=machine.device, dtype=machine.dtype, quantize=quantize

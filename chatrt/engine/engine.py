@@ -16,7 +16,7 @@ from chatrt.engine.forward import batch_rows, draft_requests
 from chatrt.engine.live import LiveTurn
 from chatrt.engine.report import finished, refused
 from chatrt.engine.residency import Residency
-from chatrt.errors import ChatrtError, OutOfPages
+from chatrt.errors import ChatrtError, InvalidValue, OutOfPages
 from chatrt.scheduler import Entry, Phase, Work
 from chatrt.speculative import propose, row_logprobs, verify
 from chatrt.turn import (
@@ -108,9 +108,20 @@ class Engine:
             self._refuse(request, FinishReason.PREFILLED, None)
             return
         try:
+            self._check_ids(request)
             self._admission.put(request)
         except ChatrtError as error:
             self._refuse(request, FinishReason.FAILED, error)
+
+    def _check_ids(self, request: TurnRequest) -> None:
+        """A tokenizer may know more tokens than the model has embeddings."""
+        largest, size = max(request.token_ids, default=0), self._target.decoder.config.vocab_size
+        if largest >= size:
+            token = self._target.tokenizer.token(largest)
+            raise InvalidValue(
+                f"the prompt has token {largest} ({token!r}), the model has embeddings for {size}",
+                param="input",
+            )
 
     def cancel(self, response_id: str) -> bool:
         """End a turn now, queued or running; whether there was one."""

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chatrt.errors import ChatrtError, ContextLengthExceeded
+from chatrt.errors import ChatrtError, ContextLengthExceeded, InvalidValue
 from chatrt.params import SamplingParams
 from chatrt.testing.engine import (
     GREEDY,
+    engine_over,
     outcomes,
     run_outcome,
     run_turn,
     run_until_idle,
     step_until_tokens,
     tiny_engine,
+    tiny_target,
     turn_request,
 )
 from chatrt.testing.tokenizer import tiny_tokenizer
@@ -185,6 +187,19 @@ def test_a_turn_without_new_tokens_computes_one_row(engine: Engine, tokenizer: T
     cold = run_outcome(tiny_engine(tokenizer), turn_request("b", prompt))
     assert found.token_ids == cold.token_ids
     assert found.end.kv.computed_tokens == 1
+
+
+def test_a_token_that_the_model_has_no_embedding_for_is_refused_with_both_numbers(
+    tokenizer: Tokenizer,
+) -> None:
+    target = tiny_target(tokenizer)
+    target.decoder.config = replace(target.decoder.config, vocab_size=200)
+    engine = engine_over(target, max_context=256)
+    refused = run_turn(engine, turn_request("a", [1, 200]))
+    assert isinstance(refused.error, InvalidValue)
+    assert refused.error.message.startswith("the prompt has token 200 ")
+    assert refused.error.message.endswith("the model has embeddings for 200")
+    assert run_turn(engine, turn_request("b", [1, 199])).error is None
 
 
 def test_an_answer_at_the_end_of_the_context_is_incomplete(tokenizer: Tokenizer) -> None:

@@ -214,6 +214,22 @@ def test_rotation_may_write_in_place_and_a_row_does_not_see_the_others(
     assert same_bits(alone_kv.values, together_kv.values)
 
 
+def test_a_value_beyond_half_precision_is_the_largest_one_and_spoils_no_earlier_row(
+    executors: list[NativeOps],
+) -> None:
+    shape = Shape(heads=3, kv_heads=3, head_dim=64, page_size=16)
+    case = mixed(shape, torch.float32)
+    k, v = randn(2, len(case.meta.positions), 3 * 64, seed=5)
+    last = int(case.meta.q_start[1]) - 1
+    v[last, 0], k[last, 1], v[last, 2] = 1e9, -1e9, torch.nan
+    kv = by_heads(poisoned_layer(shape, torch.float16))
+    written(executors[0], case, (case.q, k, v), kv)
+    slots = case.meta.write_slots
+    assert kv.values.flatten(0, 1)[slots[last], 0, 0] == torch.finfo(torch.float16).max
+    assert kv.values.flatten(0, 1)[slots].isfinite().all()
+    assert kv.keys.flatten(0, 1)[slots].isfinite().all()
+
+
 @cache
 def mixed(shape: Shape, dtype: torch.dtype) -> Ragged:
     case = ragged(LONG, shape, dtype)

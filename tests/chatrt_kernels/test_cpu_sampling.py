@@ -141,6 +141,18 @@ def test_of_equal_scores_the_lower_ids_stay(
         assert choose(sampling, state, logits, position=position) in allowed
 
 
+def test_top_k_finds_its_tokens_where_most_logits_are_minus_infinity(
+    sampling: NativeSampling,
+) -> None:
+    logits = torch.full((4096,), -torch.inf)
+    logits[1024:1344] = 1.0
+    state = state_of(4096, top_k=20, temperature=2.0)
+    chosen = {choose(sampling, state, logits, position=position) for position in range(400)}
+    assert chosen == set(range(1024, 1044))
+    found = sampling.log_probs(logits.data_ptr(), 4096, 1024, 20)
+    assert [token_id for token_id, _ in found.top] == list(range(1024, 1044))
+
+
 def test_greedy_takes_the_first_of_the_highest(sampling: NativeSampling) -> None:
     for num in (1, 2, 63, 64, 65, LARGEST):
         logits = random_logits(num, num)

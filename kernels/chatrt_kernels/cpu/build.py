@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -44,6 +45,7 @@ NATIVE_FLAGS: tuple[str, ...] = _NATIVE_FLAGS.get(platform.machine(), ())
 LIBRARY_PREFIX = "chatrt-kernels-"
 LOG_NAME = "compile.log"
 _LIBRARY_SUFFIX = ".so"
+_ANY_SIZE = f"-*{_LIBRARY_SUFFIX}"
 _BUILDING_PREFIX = "building-"
 _COMPILERS = ("c++", "g++", "clang++")
 _KEPT_S = 7 * 24 * 3600.0
@@ -109,10 +111,10 @@ def cpu_identity() -> str:
 
 
 def library_name(source: Path, flags: Sequence[str], cpu: str, compiler: Path | None) -> str:
-    """File name of the library of these inputs; a glob over all compilers if that is None.
+    """File name of the library of these inputs, a glob: its last part is the file's own size.
 
-    The compiler is told apart by path, size and time of change: asking for its version would start
-    a process at each call.
+    Over all compilers if `compiler` is None. A compiler is told apart by path, size and time of
+    change: asking for its version would start a process at each call.
     """
     inputs = hashlib.blake2b(digest_size=10)
     for part in (*BASE_FLAGS, "", *flags, "", cpu):
@@ -120,7 +122,7 @@ def library_name(source: Path, flags: Sequence[str], cpu: str, compiler: Path | 
     for path in _source_files(source, "*.cpp", "*.h"):
         content = path.read_bytes()
         inputs.update(f"{path.name}\0{len(content)}\0".encode() + content)
-    return f"{LIBRARY_PREFIX}{inputs.hexdigest()}-{_compiler_key(compiler)}{_LIBRARY_SUFFIX}"
+    return f"{LIBRARY_PREFIX}{inputs.hexdigest()}-{_compiler_key(compiler)}{_ANY_SIZE}"
 
 
 def _source_files(source: Path, *patterns: str) -> list[Path]:
@@ -149,7 +151,12 @@ def built_library(
     """
     compiler = find_compiler(os.environ if environ is None else environ)
     name = library_name(source, flags, cpu_identity(), compiler)
-    return next((path for path in sorted(cache.glob(name)) if path.is_file()), None)
+    return next((path for path in sorted(cache.glob(name)) if _is_whole(path)), None)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a file has the size that its name says: loading a part of one ends the process."""
+    return library.is_file() and library.stem.endswith(f"-{library.stat().st_size}")
 
 
 def ensure_library(
@@ -187,8 +194,8 @@ def ensure_library(
     toolchain = _Toolchain(compiler, (*BASE_FLAGS, *flags), environ)
     try:
         _ensure_folder(cache)
-        library = cache / library_name(source, flags, cpu_identity(), compiler)
-        _build(toolchain, _source_files(source, "*.cpp"), library)
+        name = library_name(source, flags, cpu_identity(), compiler)
+        library = _build(toolchain, _source_files(source, "*.cpp"), cache, name)
     except OSError as error:
         reason = error.strerror or error
         raise BuildError(f"the CPU kernels cannot be compiled into {cache}: {reason}") from error
@@ -211,11 +218,10 @@ def _ensure_folder(folder: Path) -> None:
         folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
 
 
-def _build(toolchain: _Toolchain, sources: Sequence[Path], library: Path) -> None:
+def _build(toolchain: _Toolchain, sources: Sequence[Path], cache: Path, name: str) -> Path:
     """Compiles each source, links them, and puts the library in place in one step."""
-    cache = library.parent
-    with tempfile.TemporaryDirectory(prefix=_BUILDING_PREFIX, dir=cache) as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix=_BUILDING_PREFIX, dir=cache) as building:
+        folder = Path(building)
         objects = [folder / f"{source.stem}.o" for source in sources]
         compiles = [
             ["-c", str(source), "-o", str(target)]
@@ -225,12 +231,15 @@ def _build(toolchain: _Toolchain, sources: Sequence[Path], library: Path) -> Non
         with ThreadPoolExecutor(num_processes) as pool:
             outputs = list(pool.map(lambda arguments: _run(toolchain, arguments), compiles))
         _check(outputs, cache)
-        linked = folder / library.name
+        linked = folder / "linked.so"
         _check([_run(toolchain, ["-shared", *map(str, objects), "-o", str(linked)])], cache)
         with open(linked, "rb") as file:
             os.fsync(file.fileno())  # the name must not survive a power cut that the bytes do not
+        size = f"-{linked.stat().st_size}{_LIBRARY_SUFFIX}"
+        library = cache / name.replace(_ANY_SIZE, size)
         os.replace(linked, library)
     (cache / LOG_NAME).unlink(missing_ok=True)  # it tells of an earlier failure
+    return library
 
 
 def _run(toolchain: _Toolchain, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -251,6 +260,8 @@ def _check(outputs: Sequence[subprocess.CompletedProcess[str]], cache: Path) -> 
     failed = [one for one in outputs if one.returncode != 0]
     if not failed:
         return
+    if any(one.returncode == -signal.SIGINT for one in failed):
+        raise KeyboardInterrupt  # Ctrl+C reaches the compiler as well: nothing is wrong with it
     log = cache / LOG_NAME
     log.write_text(
         "".join(f"{' '.join(map(str, one.args))}\n{one.stdout}\n" for one in failed),

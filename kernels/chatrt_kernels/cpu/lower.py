@@ -194,21 +194,31 @@ class _Lowering:
 
 
 def kv_struct(kv: KVLayer) -> KVLayerStruct:
-    """The pages of a layer, which must lie head by head: see `KVLayout.HEADS`."""
+    """The pages of a layer, which must lie head by head: see `KVLayout.HEADS`.
+
+    Raises:
+        ValueError: They lie otherwise, or the kernels cannot take their sizes.
+    """
     num_pages, page_size, kv_heads, head_dim = kv.keys.shape
     head_size, page_stride = page_size * head_dim, kv.keys.stride(0)
-    assert kv.keys.stride() == (page_stride, 1, head_size, page_size), kv.keys.stride()
-    assert kv.values.stride() == (page_stride, head_dim, head_size, 1), kv.values.stride()
-    assert kv.keys.dtype in (torch.float16, torch.float32), kv.keys.dtype
-    assert kv.key_scales is None, "quantised pages"
-    assert num_pages
-    assert page_size % _HALF_GROUP == 0, page_size
-    assert head_dim <= MAX_HEAD_DIM, head_dim
+    _require(kv.keys.stride() == (page_stride, 1, head_size, page_size), kv.keys.stride())
+    _require(kv.values.stride() == (page_stride, head_dim, head_size, 1), kv.values.stride())
+    _require(kv.keys.dtype in (torch.float16, torch.float32), kv.keys.dtype)
+    _require(kv.key_scales is None, "quantised pages")
+    _require(num_pages > 0, num_pages)
+    _require(page_size % _HALF_GROUP == 0, page_size)
+    _require(head_dim <= MAX_HEAD_DIM, head_dim)
     is_half = kv.keys.dtype == torch.float16
     return KVLayerStruct(
         *(address(kv.keys), address(kv.values), page_stride),
         *(is_half, page_size, kv_heads, head_dim),
     )
+
+
+def _require(holds: bool, found: object) -> None:
+    """What the kernels rely on, checked also where assertions are off."""
+    if not holds:
+        raise ValueError(f"the native kernels cannot read such pages: {found}")
 
 
 def _rope(node: RopeNode) -> RopeStruct:

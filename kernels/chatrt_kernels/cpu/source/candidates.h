@@ -260,10 +260,13 @@ inline int keep_prefix(const Scratch& scratch, int num, Cut cut) {
     return kept;
 }
 
-// The `top_k` highest scores. As many blocks have a maximum of at least the floor: that many scores reach it.
+// The `top_k` highest scores. As many blocks have a maximum of at least the floor: that many scores reach it. (Blocks
+// without a finite score do not count.)
 inline int gather_top(const Row& row, int top_k, const Scratch& scratch) {
     float floor = kLeast;
-    if (top_k <= num_blocks(row.num)) {
+    int num_finite = 0;
+    for (int b = 0; b < num_blocks(row.num); ++b) num_finite += scratch.block_max[b] > -kInfinity;
+    if (top_k <= num_finite) {
         floor = find_count_cut(scratch.block_max, num_blocks(row.num), top_k, scratch).score;
     }
     const int num = gather(row, floor, scratch);

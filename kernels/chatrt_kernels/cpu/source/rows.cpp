@@ -28,10 +28,11 @@ Floats normed(const float* x, const float* weight, float inverse, int i, int n) 
     return mul(mul(load_first(x + i, n), splat(inverse)), load_first(weight + i, n));
 }
 
-// One number of a cache in its own type.
-inline void store_number(uint16_t* p, float x) { store_first_halves(p, splat(x), 1); }
-inline void store_number(float* p, float x) { *p = x; }
-inline void store_piece(uint16_t* p, Floats x, int n) { store_first_halves(p, x, n); }
+// Numbers of a cache in its own type.
+// Infinity (or NaN) in a value would reach the rows before it, whose weight for it is 0, wherever they share a block.
+inline void store_piece(uint16_t* p, Floats x, int n) {
+    store_first_halves(p, minimum(maximum(x, splat(-65504.0f)), splat(65504.0f)), n);
+}
 inline void store_piece(float* p, Floats x, int n) { store_first(p, x, n); }
 
 // Both halves of one head, turned by the angles of its position.
