@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from chatrt.cli.machine import Machine, find_machine
+from chatrt.cli.machine import Machine, find_machine, native_obstacles
 from chatrt.errors import ModelError
 from chatrt.native_sampling import NativeSampler
 from chatrt.sampling import Sampler
@@ -72,6 +72,9 @@ def find_executor(settings: Settings, kernels: Path, report: Callable[[str], Non
             torch.set_num_threads(1)
             return Executor(ops, machine)
         machine = find_machine(replace(settings, kernels="reference"))
+    elif settings.kernels == "auto" and machine.device.type == "cpu":
+        reasons = native_obstacles(settings, machine.device, machine.dtype)
+        _log.warning("%s: PyTorch's own operations serve, more slowly", " and ".join(reasons))
     torch.set_num_threads(machine.num_threads)
     return Executor(ReferenceOps(machine.dtype, machine.device), machine)
 

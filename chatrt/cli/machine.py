@@ -72,6 +72,18 @@ def _wants_native(settings: Settings, device: torch.device, dtype: torch.dtype) 
     """Whether the native kernels are to execute the model; they must not be impossible."""
     if settings.kernels == "reference":
         return False
+    reasons = native_obstacles(settings, device, dtype)
+    if settings.kernels == "native" and reasons:
+        raise SettingsError(
+            f"kernels is native, but {' and '.join(reasons)}; native kernels compute on a CPU in "
+            f"float32, with pages of float16 or float32 and a multiple of {_LANES} slots",
+            param="kernels",
+        )
+    return not reasons
+
+
+def native_obstacles(settings: Settings, device: torch.device, dtype: torch.dtype) -> list[str]:
+    """What of the settings the native kernels cannot do, each in a few words."""
     reasons = []
     if device.type != "cpu":
         reasons.append(f"device is {device.type}")
@@ -81,13 +93,7 @@ def _wants_native(settings: Settings, device: torch.device, dtype: torch.dtype) 
         reasons.append(f"kv_dtype is {settings.kv_dtype}")
     if settings.page_size % _LANES:
         reasons.append(f"page_size is {settings.page_size}, no multiple of {_LANES}")
-    if settings.kernels == "native" and reasons:
-        raise SettingsError(
-            f"kernels is native, but {' and '.join(reasons)}; native kernels compute on a CPU in "
-            f"float32, with pages of float16 or float32 and a multiple of {_LANES} slots",
-            param="kernels",
-        )
-    return not reasons
+    return reasons
 
 
 def _num_cores() -> int:

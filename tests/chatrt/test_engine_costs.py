@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from chatrt.batch import BatchBuilder
 from chatrt.engine.costs import measure_costs
 from chatrt.models.decoder import Logits
 from chatrt.testing.engine import PAGE_SIZE, tiny_target
@@ -54,6 +56,17 @@ def test_the_coefficients_are_those_of_the_forward(
     assert costs.prefill_row_ms == pytest.approx(0.5)
     assert costs.context_ms == pytest.approx(0.01)
     assert costs.step_ms(decode_rows=2, prefill_rows=4, context=100) == pytest.approx(12)
+
+
+def test_fewer_sequences_than_are_usually_measured_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, clock = tiny_target(tiny_tokenizer(tmp_path)), _Clock()
+    device = torch.device("cpu")
+    narrow = replace(target, batches=BatchBuilder(64, 2, 16, PAGE_SIZE, device))
+    priced(narrow, clock, monkeypatch)
+    costs = measure_costs(narrow, page_size=PAGE_SIZE, max_context=256, clock=clock)
+    assert costs.decode_row_ms == pytest.approx(2)
 
 
 def test_a_pool_of_a_single_page_is_measured_too(tmp_path: Path) -> None:
