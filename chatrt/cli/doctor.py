@@ -171,7 +171,7 @@ def _without_impossible_kernels(settings: Settings, paths: Paths) -> Settings:
 
 def _instruction_path(library: Path) -> str:
     """The instructions that the library was compiled for, or why it cannot be loaded."""
-    from chatrt_kernels.cpu.library import NativeLibrary
+    from chatrt_kernels.cpu.binding import NativeLibrary
 
     try:
         return NativeLibrary(library).instruction_path

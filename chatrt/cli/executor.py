@@ -17,8 +17,8 @@ from chatrt.cli.machine import Machine, find_machine, native_obstacles
 from chatrt.errors import ModelError
 from chatrt.native_sampling import NativeSampler
 from chatrt.sampling import Sampler
+from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.build import BuildError, discard, ensure_library
-from chatrt_kernels.cpu.library import NativeLibrary
 from chatrt_kernels.cpu.ops import NativeOps
 from chatrt_kernels.cpu.sampling import NativeSampling
 from chatrt_kernels.reference import ReferenceOps
@@ -46,7 +46,7 @@ class Executor:
         """What makes the sampler of a turn, for logits of this model."""
         if not isinstance(self.ops, NativeOps):
             return Sampler
-        kernel = NativeSampling(self.ops.library.functions, config.vocab_size)
+        kernel = NativeSampling(self.ops.kernels.functions, config.vocab_size)
         return partial(NativeSampler, kernel=kernel)
 
 

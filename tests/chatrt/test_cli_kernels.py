@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from chatrt.cli.main import app
 from chatrt.paths import Paths
 from chatrt_kernels.cpu import build
-from chatrt_kernels.cpu.library import NativeLibrary
+from chatrt_kernels.cpu.binding import NativeLibrary
 from tests.chatrt_kernels.cpu_support import NATIVE_PATH, compiled
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from chatrt.testing.drafter import ScriptedDrafter
 from chatrt.testing.engine import Outcome, outcomes, tiny_engine
 from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishReason, TurnKind, TurnRequest
-from chatrt_kernels.cpu.library import NativeLibrary
+from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.ops import NativeOps
 from tests.chatrt.engine_support import ColdRuns
 from tests.chatrt_kernels.cpu_support import NATIVE_PATH, compiled

@@ -26,7 +26,7 @@ from chatrt.text.messages import Message
 from chatrt.text.prompt import PromptBuilder
 from chatrt.text.tokenizer import Tokenizer
 from chatrt_drafts.ngram import NgramDrafter
-from chatrt_kernels.cpu.library import NativeLibrary
+from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.ops import NativeOps
 from chatrt_kernels.cpu.sampling import NativeSampling
 from chatrt_kernels.formats import QuantFormat, QuantizedTensor
@@ -293,7 +293,7 @@ def test_rows_chunks_and_threads_do_not_change_a_bit_of_the_default_models_logit
     config, weights, ops = default_model.config, default_model.weights, default_model.ops
     tokens = default_model.tokenizer.encode(bundled_text()[:2000])[:160]
     two = Bench(config, weights, ops, max_rows=160)
-    one = Bench(config, weights, NativeOps(ops.library, 1), max_rows=160)
+    one = Bench(config, weights, NativeOps(ops.kernels, 1), max_rows=160)
     whole = two.logits(tokens, chunk=160)
     assert not whole.isnan().any()
     for bench, chunk in ((one, 160), (two, 64), (one, 7), (two, 1)):
@@ -309,7 +309,7 @@ def test_rows_chunks_and_threads_do_not_change_a_bit_of_the_default_models_logit
 
 def default_engine(model: DefaultModel, drafter: NgramDrafter | None, num_drafts: int) -> Engine:
     bench = Bench(model.config, model.weights, model.ops, max_rows=64)
-    kernel = NativeSampling(model.ops.library.functions, model.config.vocab_size)
+    kernel = NativeSampling(model.ops.kernels.functions, model.config.vocab_size)
     sampler = partial(NativeSampler, kernel=kernel)
     target = Target(bench.decoder, bench.kv, bench.builder, model.tokenizer, sampler)
     return engine_over(target, max_context=400, drafter=drafter, num_drafts=num_drafts)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.fuse import fuse
-from chatrt_kernels.cpu.library import NativeLibrary
 from chatrt_kernels.cpu.nodes import (
     AttentionNode,
     EmbedNode,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from chatrt_kernels.cpu.library import NativeLibrary
+from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.ops import NativeOps
 from chatrt_kernels.formats import QuantFormat, QuantizedTensor, dequantize
 from tests.chatrt_kernels.weights_support import PLAIN, random_matrix, same_bits

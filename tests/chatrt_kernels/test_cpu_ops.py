@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from chatrt_kernels.cpu.library import NativeLibrary
+from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.ops import NativeOps
 from chatrt_kernels.ops import KVLayer
 from chatrt_kernels.reference import ReferenceOps

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from chatrt_kernels.cpu.library import NativeLibrary, ThreadPool
+from chatrt_kernels.cpu.binding import NativeLibrary, ThreadPool
 from chatrt_kernels.cpu.ops import NativeOps
 from chatrt_kernels.formats import QuantFormat
 from chatrt_kernels.ops import DirectProgram

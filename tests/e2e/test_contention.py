@@ -15,7 +15,7 @@ from chatrt.bench.busy import busy_process
 from chatrt.kvcache import KVCache
 from chatrt.models.decoder import Decoder
 from chatrt.models.loader import load_model
-from chatrt_kernels.cpu.library import NativeLibrary
+from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.ops import NativeOps
 from tests.chatrt_kernels.cpu_support import NATIVE_PATH, compiled
 

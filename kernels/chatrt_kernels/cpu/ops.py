@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from chatrt_kernels.cpu.binding import ThreadPool
 from chatrt_kernels.cpu.fuse import fuse, quantise_inputs
-from chatrt_kernels.cpu.library import ThreadPool
 from chatrt_kernels.cpu.lower import lower
 from chatrt_kernels.cpu.nodes import RopeNode
 from chatrt_kernels.cpu.program import NativeProgram
@@ -25,7 +25,7 @@ from chatrt_kernels.ops import ForwardInputs, KVLayout, RowMeta
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from chatrt_kernels.cpu.library import NativeLibrary
+    from chatrt_kernels.cpu.binding import NativeLibrary
     from chatrt_kernels.cpu.weights import NativeWeight
     from chatrt_kernels.formats import QuantizedTensor
     from chatrt_kernels.ops import Describe, KVLayer, Weight
@@ -47,7 +47,7 @@ class NativeOps:
     kv_layout = KVLayout.HEADS
 
     def __init__(self, library: NativeLibrary, num_threads: int) -> None:
-        self.library = library
+        self.kernels = library
         self.num_threads = num_threads
         self._pool = ThreadPool(library, num_threads)
         self._memory = WeightMemory(self._pool)
@@ -73,7 +73,7 @@ class NativeOps:
         """GB/s (10⁹ bytes) at which the threads read memory once, prefetching."""
         if self._probe is None:
             self._probe = large_pages(self._pool, _PROBE_BYTES).zero_()
-        time_ns = self.library.functions.chatrt_read(
+        time_ns = self.kernels.functions.chatrt_read(
             self._pool.handle, self._probe.data_ptr(), _PROBE_BYTES
         )
         return float(_PROBE_BYTES / time_ns)

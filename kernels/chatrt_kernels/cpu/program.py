@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from chatrt_kernels.cpu.structs import Kind, StepStruct
 
 if TYPE_CHECKING:
-    from chatrt_kernels.cpu.library import ThreadPool
+    from chatrt_kernels.cpu.binding import ThreadPool
     from chatrt_kernels.cpu.lower import Lowered
     from chatrt_kernels.ops import ForwardInputs, RowMeta
 
@@ -39,7 +39,7 @@ class NativeProgram:
 
     def __init__(self, lowered: Lowered, pool: ThreadPool) -> None:
         assert lowered.calls is not None
-        functions = pool.library.functions
+        functions = pool.kernels.functions
         self._pool = pool
         self._kinds = lowered.kinds
         self._run = functions.chatrt_run

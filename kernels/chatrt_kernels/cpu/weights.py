@@ -18,7 +18,7 @@ from chatrt_kernels.cpu.structs import WeightStruct
 from chatrt_kernels.formats import QuantFormat, QuantizedTensor
 
 if TYPE_CHECKING:
-    from chatrt_kernels.cpu.library import ThreadPool
+    from chatrt_kernels.cpu.binding import ThreadPool
 
 _CODES = {
     QuantFormat.F32: 0,
@@ -82,7 +82,7 @@ class WeightMemory:
         """The matrix in strips; a dense one keeps its type (float64 becomes float32)."""
         if not isinstance(weight, QuantizedTensor):
             weight = _as_stored(weight)
-        functions, code = self._pool.library.functions, _CODES[weight.format]
+        functions, code = self._pool.kernels.functions, _CODES[weight.format]
         num_bytes = functions.chatrt_weight_bytes(code, *weight.shape)
         strips = self._take(num_bytes)
         rows = weight.data.contiguous()
@@ -118,7 +118,7 @@ def advise_large_pages(pool: ThreadPool, start: int, num_bytes: int) -> None:
     first = -(-start // _LARGE_PAGE_BYTES) * _LARGE_PAGE_BYTES
     end = (start + num_bytes) // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES
     if end > first:
-        pool.library.functions.chatrt_advise_large_pages(first, end - first)
+        pool.kernels.functions.chatrt_advise_large_pages(first, end - first)
 
 
 def _as_stored(matrix: Tensor) -> QuantizedTensor:

@@ -73,7 +73,7 @@ class ThreadPool:
     """
 
     def __init__(self, library: NativeLibrary, num_threads: int) -> None:
-        self.library = library
+        self.kernels = library
         self.num_threads = num_threads
         self.handle: int | None = library.functions.chatrt_create_pool(num_threads)
         if self.handle is None:
