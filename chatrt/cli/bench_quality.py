@@ -133,8 +133,8 @@ def _target(
 ) -> Target:
     """One sequence of `num_tokens` tokens on an executor."""
     from chatrt.batch import BatchBuilder
+    from chatrt.cli.build import kv_cache
     from chatrt.engine import Target
-    from chatrt.kvcache import KVCache
     from chatrt.models.decoder import Decoder
     from chatrt.models.loader import load_model
     from chatrt.text.tokenizer import Tokenizer
@@ -154,16 +154,7 @@ def _target(
         device=device,
         dtype=dtype,
     )
-    kv = KVCache.allocate(
-        num_layers=config.num_layers,
-        num_pages=num_pages,
-        page_size=page_size,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=machine.kv_dtype,
-        device=device,
-        layout=ops.kv_layout,
-    )
+    kv = kv_cache(config, num_pages, page_size, executor)
     batches = BatchBuilder(max_rows, 1, num_pages, page_size, device)
     tokenizer = Tokenizer.load(files.tokenizer_dir, eos_token_ids=config.eos_token_ids)
     return Target(decoder, kv, batches, tokenizer, executor.sampler_for(config))

@@ -22,7 +22,7 @@ from chatrt.host import EngineHost
 from chatrt.kvcache import KVCache, MemoryPlan, format_bytes
 from chatrt.metrics import Metrics
 from chatrt.models.decoder import Decoder
-from chatrt.models.loader import Model, load_model, read_config
+from chatrt.models.loader import Model, load_model
 from chatrt.models.quantize import load_quantization
 from chatrt.pages import PageAllocator
 from chatrt.params import SamplingParams
@@ -125,16 +125,17 @@ def load(files: ModelFiles, settings: Settings, executor: Executor) -> Model:
         ModelError: The model's files cannot be used.
     """
     machine = executor.machine
-    head_dim = read_config(files).head_dim
+    quantize = load_quantization(settings.quantize, native_kernels=machine.native)
+    model = load_model(
+        files, executor.ops, device=machine.device, dtype=machine.dtype, quantize=quantize
+    )
+    head_dim = model.config.head_dim
     if machine.native and head_dim > MAX_HEAD_DIM:
         raise UnsupportedModel(
             f"attention heads have {head_dim} dimensions, native kernels take {MAX_HEAD_DIM} at "
             "most; --kernels reference serves the model"
         )
-    quantize = load_quantization(settings.quantize, native_kernels=machine.native)
-    return load_model(
-        files, executor.ops, device=machine.device, dtype=machine.dtype, quantize=quantize
-    )
+    return model
 
 
 def sampling_defaults(resolved: Resolved, name: str, model: Model) -> SamplingParams:
@@ -205,17 +206,16 @@ def _target(
         settings.page_size,
         machine.device,
     )
-    kv = _kv_cache(settings, config, memory, executor)
+    kv = kv_cache(config, memory.num_pages, settings.page_size, executor)
     return Target(decoder, kv, batches, tokenizer, executor.sampler_for(config))
 
 
-def _kv_cache(
-    settings: Settings, config: ModelConfig, memory: MemoryPlan, executor: Executor
-) -> KVCache:
+def kv_cache(config: ModelConfig, num_pages: int, page_size: int, executor: Executor) -> KVCache:
+    """Unwritten pages of one model, as its executor reads them."""
     return KVCache.allocate(
         num_layers=config.num_layers,
-        num_pages=memory.num_pages,
-        page_size=settings.page_size,
+        num_pages=num_pages,
+        page_size=page_size,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=executor.machine.kv_dtype,

@@ -114,8 +114,9 @@ class Engine:
             self._refuse(request, FinishReason.FAILED, error)
 
     def _check_ids(self, request: TurnRequest) -> None:
-        """A tokenizer may know more tokens than the model has embeddings."""
-        largest, size = max(request.token_ids, default=0), self._target.decoder.config.vocab_size
+        """A tokenizer may know more tokens than the model has embeddings; history was checked."""
+        new_ids = request.token_ids[request.num_history :]
+        largest, size = max(new_ids, default=0), self._target.decoder.config.vocab_size
         if largest >= size:
             token = self._target.tokenizer.token(largest)
             raise InvalidValue(

@@ -44,6 +44,16 @@ def embedded(ops: NativeOps, matrix: QuantizedTensor, token_ids: Tensor) -> Tens
     return out
 
 
+def test_an_id_without_a_row_gets_zeros_and_no_foreign_memory(executors: list[NativeOps]) -> None:
+    for quant_format in (QuantFormat.F32, QuantFormat.Q6_K):
+        weight = executors[0].prepare(any_matrix(quant_format, 17, 1))
+        ids = torch.tensor([17, -1, -(2**40), 2**40, 5])
+        out = torch.full((5, weight.shape[1]), torch.nan)
+        executors[0].embed(weight, ids, out=out)
+        assert (out[:4] == 0).all()
+        assert out[4].isfinite().all()
+
+
 @pytest.mark.parametrize("quant_format", QuantFormat)
 def test_every_row_comes_back_as_the_bits_of_its_exact_values(
     executors: list[NativeOps], quant_format: QuantFormat

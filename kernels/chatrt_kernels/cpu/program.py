@@ -3,7 +3,7 @@
 Knows: the step's integer tensors, the C program. Does not know: what the ops compute.
 Invariant: one program serves any number of rows up to those it was recorded with; what changes from
 step to step is read from the inputs. Nothing is allocated in a run.
-Cost: about 10 µs of Python around the call.
+Cost: a program of one small op takes 2.4 µs in all when its Python is warm.
 """
 
 from __future__ import annotations

@@ -69,7 +69,11 @@ void write_kv(const Rope& rope, const float* angles, int row, int64_t slot) {
 
 void embed_rows(const Embed& embed, const Step& step, int first, int last) {
     for (int r = first; r < last; ++r) {
-        unpack_row(embed.weight, int(step.token_ids[r]), embed.out + r * embed.out_stride);
+        const int64_t id = step.token_ids[r];
+        float* out = embed.out + r * embed.out_stride;
+        // Whoever asks for a row that is not there gets zeros, not what lies behind the matrix.
+        if (id >= 0 && id < embed.weight.num_outputs) unpack_row(embed.weight, int(id), out);
+        else std::fill_n(out, embed.weight.num_inputs, 0.0f);
     }
 }
 
