@@ -40,6 +40,14 @@ class _Candidates:
     token_ids: Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """A drafted token, and how probable the draft's own logits made it among those it may draft."""
+
+    token_id: int
+    probability: float
+
+
 class RowSampler(Protocol):
     """What a turn needs of its sampler, whatever computes it."""
 
@@ -65,6 +73,31 @@ class RowSampler(Protocol):
                 history and `drafts[:i]`.
             drafts: What was proposed, possibly nothing; penalties count them in the rows behind.
             position: Absolute position of the first token.
+        """
+        ...
+
+    def choose_among(
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        *,
+        position: int,
+        drafts_before: Sequence[int] = (),
+    ) -> DraftChoice:
+        """What a full row would give in which every other token had minus infinity.
+
+        Noise, penalties and bias are those of the real token, so a draft proposes what the target
+        would choose if it had the draft's logits.
+
+        Args:
+            logits: Float32 `[n]`, at least one of them finite; left unchanged.
+            token_ids: Integers `[n]`, distinct and below the vocabulary's size: which tokens the
+                logits are of. Pass the same tensor again and never change it: what is worked out
+                from it is kept.
+            position: Absolute position that the chosen token will have.
+            drafts_before: Drafted tokens between the history and this one; penalties count them.
+
+        The probability is the softmax of the logits as they are, at temperature 1.
         """
         ...
 
@@ -153,6 +186,22 @@ class Sampler:
         return self._choose(
             self._filter(row / max(self.params.temperature, _LEAST_TEMPERATURE)), position
         )
+
+    def choose_among(
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        *,
+        position: int,
+        drafts_before: Sequence[int] = (),
+    ) -> DraftChoice:
+        """A draft among some tokens, as `RowSampler` says."""
+        ids = token_ids.to(torch.int64)
+        row = torch.full((self.vocab_size,), -math.inf, device=logits.device)
+        row[ids] = logits.float()
+        chosen = self.sample(row, position=position, drafts_before=drafts_before)
+        logprob = row[chosen] - torch.logsumexp(logits.float(), dim=0)
+        return DraftChoice(chosen, math.exp(logprob))
 
     def logprobs(self, logits: Tensor, token_id: int) -> TokenLogprob:
         """Log-probabilities of one row under the model, before bias, penalties and temperature."""

@@ -94,11 +94,13 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     quantize: LoadQuantization = UNQUANTIZED,
+    first_rows: torch.Tensor | None = None,
 ) -> Model:
     """Read configuration and weights; matrices are prepared by `ops`, vectors have `dtype`.
 
     `quantize` is for safetensors; the matrices of a GGUF file keep the formats of the file. One
-    whose rows are no multiple of 32 numbers stays unquantised.
+    whose rows are no multiple of 32 numbers stays unquantised. `first_rows` int64 `[n]`: tokens
+    whose rows of the head a draft will ask for (see `Ops.prepare`); the head means what it did.
 
     Raises:
         ModelFileError: A file or tensor is missing, truncated, or has another shape.
@@ -113,7 +115,13 @@ def load_model(
         tensors = SafetensorsFolder(files.path)
     defaults = generation_defaults(files)
     config = replace(config, eos_token_ids=config.eos_token_ids | defaults.eos_token_ids)
-    weights = load_weights(tensors, config, ops, device=device, dtype=dtype, quantize=quantize)
+    weights = load_weights(
+        *(tensors, config, ops),
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        first_rows=first_rows,
+    )
     facts = (repr(config), repr(UNQUANTIZED if files.is_gguf else quantize))
     return Model(config, weights, defaults, fingerprint(files.weight_files(), *facts))
 
@@ -134,9 +142,13 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     quantize: LoadQuantization = UNQUANTIZED,
+    first_rows: torch.Tensor | None = None,
 ) -> DecoderWeights:
-    """All tensors of a decoder; dense matrices get the formats of `quantize` while loading."""
-    reader = _Reader(tensors, config, ops, device, dtype, quantize)
+    """All tensors of a decoder; dense matrices get the formats of `quantize` while loading.
+
+    `first_rows` int64 `[n]` are those of the head matrix, be it the embedding or its own.
+    """
+    reader = _Reader(tensors, config, ops, device, dtype, quantize, first_rows)
     embedding = reader.weight("embedding")
     return DecoderWeights(
         embedding=embedding,
@@ -174,6 +186,7 @@ class _Reader:
     device: torch.device
     dtype: torch.dtype
     quantize: LoadQuantization
+    first_rows: torch.Tensor | None
 
     def weight(self, role: str, layer: int | None = None) -> Weight:
         name = self._name(role, layer, "weight")
@@ -186,12 +199,13 @@ class _Reader:
                 matrix = replace(matrix, data=unpermute_rows(matrix.data, num_heads))
         elif quant_format is not None:
             matrix = quantize_matrix(matrix, quant_format)
-        return self.ops.prepare(matrix, sensitive=self._is_sensitive(role))
-
-    def _is_sensitive(self, role: str) -> bool:
-        """Whether rounding what a matrix multiplies shows most: in attention and in logits."""
+        # rounding of what a matrix multiplies shows most in attention and in logits
         is_head = role == ("embedding" if self.config.tie_word_embeddings else "head")
-        return is_head or role in ("query", "key", "value")
+        return self.ops.prepare(
+            matrix,
+            sensitive=is_head or role in ("query", "key", "value"),
+            first_rows=self.first_rows if is_head else None,
+        )
 
     def projection(self, role: str, layer: int, *, biased: bool) -> Projection:
         weight = self.weight(role, layer)

@@ -91,7 +91,7 @@ class Weight(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it holds resident."""
+        """Bytes that it holds resident, those that it shares with another weight left out."""
         ...
 
 
@@ -112,6 +112,7 @@ class Calls(Protocol):
 
     `out` has the shape of the result and may be an input itself in `rms_norm`, `add`, `swiglu` and
     (as q) `rope_and_write_kv`; elsewhere it must not overlap one. No other argument is changed.
+    Rows may lie apart, as columns of a wider buffer do.
     """
 
     def embed(self, weight: Weight, token_ids: Tensor, *, out: Tensor) -> None:
@@ -143,6 +144,8 @@ class Calls(Protocol):
     ) -> None:
         """Rotate q into `out` and k, then write k and v to `meta.write_slots` of the cache.
 
+        Whoever wants keys and values only gives q and `out` 0 columns.
+
         `rope` is `[max_positions, head_dim]`: cosines of the head_dim / 2 angles, then their sines.
         Rotation pairs dimension i with i + head_dim / 2 (the "neox" order). Layers without rotation
         pass cosines of 1 and sines of 0. Where the cache has scales, each head's row is quantised.
@@ -160,7 +163,11 @@ class Calls(Protocol):
         ...
 
     def gather_rows(self, x: Tensor, rows: Tensor, *, out: Tensor) -> None:
-        """out[i] = x[rows[i]]: the rows whose logits (or hidden states) are wanted."""
+        """out[i] = x[rows[i]]: the rows whose logits (or hidden states) are wanted.
+
+        In a program `rows` are the inputs' `logit_rows` or `feature_rows`. They may choose among
+        the rows of any buffer, which may have more rows than the forward.
+        """
         ...
 
 
@@ -173,11 +180,33 @@ class Ops(Calls, Protocol):
     name: str
     kv_layout: KVLayout
 
-    def prepare(self, weight: QuantizedTensor | Tensor, *, sensitive: bool = False) -> Weight:
+    def prepare(
+        self,
+        weight: QuantizedTensor | Tensor,
+        *,
+        sensitive: bool = False,
+        first_rows: Tensor | None = None,
+    ) -> Weight:
         """Turn a matrix `[out_features, in_features]` into the executor's own form, once.
 
         `sensitive`: errors of its products weigh more than others' (queries, keys, values, logits);
         an executor that rounds activations rounds them less there.
+
+        `first_rows`, distinct numbers int64 `[n]` in main memory: rows that `restrict` will be
+        asked for. An executor may have them lie first in memory. All rows keep their numbers, and
+        every result its bits.
+        """
+        ...
+
+    def restrict(self, weight: Weight, rows: Tensor) -> Weight:
+        """A weight `[n, in_features]` of the rows int64 `[n]` of another, in this order.
+
+        Its products are those of the whole weight, on the native path bit for bit. Where `weight`
+        was prepared with these first rows, in any order, it may share their memory, else it is a
+        copy.
+
+        Raises:
+            ValueError: The executor cannot copy, and other rows lie first.
         """
         ...
 

@@ -67,13 +67,24 @@ class ReferenceOps:
         self.dtype = dtype
         self.device = torch.device(device)
 
-    def prepare(self, weight: QuantizedTensor | Tensor, *, sensitive: bool = False) -> DenseWeight:
+    def prepare(
+        self,
+        weight: QuantizedTensor | Tensor,
+        *,
+        sensitive: bool = False,
+        first_rows: Tensor | None = None,
+    ) -> DenseWeight:
         """Dequantise (or convert) a matrix `[out_features, in_features]` once, onto the device."""
-        del sensitive  # activations are not rounded
+        del sensitive, first_rows  # activations are not rounded, and `restrict` copies
         if isinstance(weight, QuantizedTensor):
             matrix = dequantize(weight, self.dtype).to(self.device)
         else:
             matrix = weight.to(device=self.device, dtype=self.dtype).contiguous()
+        return DenseWeight(matrix, matrix.t())
+
+    def restrict(self, weight: Weight, rows: Tensor) -> DenseWeight:
+        """A copy of rows int64 `[n]`, in this order."""
+        matrix = _dense(weight).matrix.index_select(0, rows.to(self.device))
         return DenseWeight(matrix, matrix.t())
 
     def compile(

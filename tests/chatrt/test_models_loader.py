@@ -41,17 +41,23 @@ Q4 = LoadQuantization(layers=QuantFormat.Q4_1, ends=QuantFormat.Q8_0)
 
 
 class NotingOps(ReferenceOps):
-    """Remembers the format of each matrix that it was given, None for a dense one."""
+    """Remembers what it was asked of each matrix; the format is None for a dense one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.formats: list[QuantFormat | None] = []
+        self.first_rows: list[torch.Tensor | None] = []
 
     def prepare(
-        self, weight: QuantizedTensor | torch.Tensor, *, sensitive: bool = False
+        self,
+        weight: QuantizedTensor | torch.Tensor,
+        *,
+        sensitive: bool = False,
+        first_rows: torch.Tensor | None = None,
     ) -> DenseWeight:
         self.formats.append(None if isinstance(weight, torch.Tensor) else weight.format)
-        return super().prepare(weight, sensitive=sensitive)
+        self.first_rows.append(first_rows)
+        return super().prepare(weight, sensitive=sensitive, first_rows=first_rows)
 
 
 def model_files(path: Path) -> ModelFiles:
@@ -169,6 +175,25 @@ def test_a_tied_head_is_the_embedding_itself_and_is_counted_once(tmp_path: Path)
     one, two = load(tmp_path / "tied").weights, load(tmp_path / "untied").weights
     assert one.head is one.embedding
     assert two.num_bytes - one.num_bytes == 50 * 64 * 4
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_first_rows_are_asked_of_the_head_matrix_alone_and_change_no_logit(
+    tied: bool, tmp_path: Path
+) -> None:
+    config = replace(LLAMA, tie_word_embeddings=tied)
+    write_safetensors(tmp_path / "m", config, random_state(config))
+    ops, first_rows = NotingOps(), torch.tensor([7, 3, 40])
+    model = load_model(
+        model_files(tmp_path / "m"), ops, device=CPU, dtype=ops.dtype, first_rows=first_rows
+    )
+    asked = [index for index, rows in enumerate(ops.first_rows) if rows is first_rows]
+    # the embedding comes first, an untied head last
+    assert asked == [0 if tied else len(ops.first_rows) - 1]
+    plain = load(tmp_path / "m")
+    assert torch.equal(logits(model), logits(plain))
+    assert model.fingerprint == plain.fingerprint
+    assert model.weights.num_bytes == plain.weights.num_bytes
 
 
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(tmp_path: Path) -> None:

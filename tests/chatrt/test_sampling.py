@@ -193,3 +193,33 @@ def test_stops_that_would_hold_up_other_streams_are_refused_with_both_numbers() 
         SamplingParams(stop=("x" * 1025,))
     with pytest.raises(InvalidValue, match="1025 ids, at most 1024"):
         SamplingParams(stop_token_ids=(1,) * 1025)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    num=st.sampled_from([1, 2, 60, VOCAB]),
+    temperature=st.sampled_from([0.0, 0.8]),
+    top_k=st.sampled_from([0, 5]),
+    penalty=st.sampled_from([0.0, 0.9]),
+)
+def test_a_draft_among_some_tokens_is_the_choice_of_the_row_that_has_only_them(
+    seed: int, num: int, temperature: float, top_k: int, penalty: float
+) -> None:
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, presence_penalty=penalty, logit_bias={3: 2.0}
+    )
+    token_ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:num]
+    logits = random_logits(seed)[:num]
+    sampler = make_sampler(params, seed=seed)
+    sampler.accept([int(token_ids[0])])
+    row = torch.full((VOCAB,), -math.inf)
+    row[token_ids] = logits
+    before = [int(token_ids[-1])]
+    for kind in (torch.int32, torch.int64):
+        found = sampler.choose_among(
+            logits, token_ids.to(kind), position=seed, drafts_before=before
+        )
+        assert found.token_id == sampler.sample(row, position=seed, drafts_before=before)
+        probability = float(torch.softmax(logits, 0)[token_ids == found.token_id])
+        assert found.probability == pytest.approx(probability, rel=1e-5)

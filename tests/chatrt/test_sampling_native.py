@@ -90,6 +90,63 @@ def test_the_native_sampler_chooses_what_the_plain_one_chooses(
     assert sampler.choose_rows(rows, drafts, position=position) in outcomes
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    data=st.data(),
+    params=PARAMS,
+    seed=st.integers(0, 2**63 - 1),
+    position=st.integers(0, 2**31),
+    num=st.one_of(st.integers(1, 70), st.just(8192)),
+    scale=st.sampled_from([0.5, 3.0, 9.0]),
+)
+def test_drafts_among_some_tokens_are_the_plain_samplers_too(
+    native: MakeSampler,
+    data: st.DataObject,
+    params: SamplingParams,
+    seed: int,
+    position: int,
+    num: int,
+    scale: float,
+) -> None:
+    vocab_size = LARGEST if num == 8192 else 90
+    tokens = st.lists(st.integers(0, vocab_size - 1), max_size=6)
+    prompt, emitted, drafts = data.draw(tokens), data.draw(tokens), data.draw(tokens)
+    token_ids = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))[:num]
+    logits = random_rows(seed, 1, num, scale=scale)[0]
+    chosen = []
+    for one in near(params):
+        plain = Sampler(one, seed=seed, vocab_size=vocab_size, prompt_ids=prompt)
+        plain.accept(emitted)
+        chosen.append(
+            plain.choose_among(logits, token_ids, position=position, drafts_before=drafts)
+        )
+    sampler = native(params, seed=seed, vocab_size=vocab_size, prompt_ids=prompt)
+    sampler.accept(emitted)
+    found = sampler.choose_among(logits, token_ids, position=position, drafts_before=drafts)
+    assert found.token_id in [choice.token_id for choice in chosen]
+    probability = next(c.probability for c in chosen if c.token_id == found.token_id)
+    assert found.probability == pytest.approx(probability, rel=1e-4, abs=1e-12)
+
+
+def test_a_draft_with_the_targets_logits_is_what_a_verify_accepts(native: MakeSampler) -> None:
+    # penalties count drafts before the row in the draft and in the verify alike
+    params = SamplingParams(temperature=0.9, frequency_penalty=0.8, repetition_penalty=1.2)
+    rows, every_id = random_rows(7, 6, 300), torch.arange(300)
+    sampler = native(params, seed=4, vocab_size=300, prompt_ids=(1, 2))
+    sampler.accept([5, 6])
+    drafts: list[int] = []
+    for i in range(5):
+        choice = sampler.choose_among(rows[i], every_id, position=40 + i, drafts_before=drafts)
+        drafts.append(choice.token_id)
+    assert sampler.choose_rows(rows, drafts, position=40)[:5] == drafts
+
+
+def test_drafts_among_tokens_outside_the_vocabulary_are_refused(native: MakeSampler) -> None:
+    sampler = native(SamplingParams(), seed=1, vocab_size=50, prompt_ids=())
+    with pytest.raises(ValueError, match="token 50, the vocabulary has 50"):
+        sampler.choose_among(torch.zeros(2), torch.tensor([50, 3]), position=0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

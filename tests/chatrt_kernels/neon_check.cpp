@@ -326,7 +326,7 @@ void check_strip(const char* name) {
     constexpr int kWidth = 2 * kSuperGroup, kRows = 8;
     const std::vector<uint8_t> blocks = random_blocks(kFormat, kStripRows, kWidth);
     std::vector<uint8_t> strip(strip_bytes(kFormat, kWidth));
-    repack_strip(kFormat, blocks.data(), kStripRows, kWidth, 0, strip.data());
+    repack_strip(kFormat, blocks.data(), nullptr, kStripRows, kWidth, 0, strip.data());
     Rows rows(kRows, kWidth), remainder(kRows, kWidth);
     for (int r = 0; r < kRows; ++r) {
         std::vector<float> x(kWidth);

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -107,6 +108,13 @@ void check_first(Floats x, Floats y, uint8_t* end) {
         print_bytes("store_first_halves", halves, 2 * n);
         print("load_first_halves", load_first_halves(halves, n));
         print("first_of", first_of(x, y, n));
+    }
+    for (uint32_t bits : {0x0000ffffu, 0x55555555u, 0x00ff00ffu, 0x8000fffeu, 0x80007fffu}) {
+        const int num_numbers = 32 - __builtin_clz(bits);
+        float* floats = reinterpret_cast<float*>(end) - num_numbers;
+        std::fill_n(floats, num_numbers, -1.0f);
+        store_spread(floats, x, bits);
+        print("store_spread", floats, num_numbers);
     }
 }
 

@@ -18,6 +18,7 @@ from chatrt_kernels.cpu.nodes import (
     PairwiseNode,
     QuantiseNode,
     RopeNode,
+    overlap,
 )
 from chatrt_kernels.cpu.ops import NativeOps
 from chatrt_kernels.cpu.structs import LinearMode
@@ -113,6 +114,8 @@ class Squares:
         self._weights = [
             ops.prepare(random_matrix(quant_format, (HIDDEN, HIDDEN), seed)) for seed in range(4)
         ]
+        wide_matrix = random_matrix(quant_format, (HIDDEN, 2 * HIDDEN), 5)
+        self.wide_weight = ops.prepare(wide_matrix)
         self.norm = torch.rand(HIDDEN, generator=torch.Generator().manual_seed(1)) + 0.5
         generator = torch.Generator().manual_seed(2)
         self.start = torch.randn(4, NUM_ROWS, HIDDEN, generator=generator) / 16
@@ -236,6 +239,78 @@ def test_no_fusion_loses_a_buffer_that_is_read_later_or_is_an_output(
         )
 
     assert_same_bits(left_in(squares, compiled, names), left_in(squares, direct, names))
+
+
+def normed_into_columns(ops: Calls, wide: Tensor, out: Tensor, w: Squares) -> None:
+    """The product reads both norms, of which the last starts where it does."""
+    ops.rms_norm(wide[:, HIDDEN:], w.norm, 1e-5, out=wide[:, HIDDEN:])
+    ops.rms_norm(wide[:, :HIDDEN], w.norm, 1e-5, out=wide[:, :HIDDEN])
+    ops.linear(wide, w.wide_weight, None, out=out)
+
+
+def columns_read_alone_and_together(ops: Calls, wide: Tensor, out: Tensor, w: Squares) -> None:
+    """What the first product reads in 8 bits, the second reads as part of the wide rows."""
+    ops.rms_norm(wide[:, :HIDDEN], w.norm, 1e-5, out=wide[:, :HIDDEN])
+    ops.rms_norm(wide[:, HIDDEN:], w.norm, 1e-5, out=wide[:, HIDDEN:])
+    ops.linear(wide[:, HIDDEN:], w.weight(0), None, out=out)
+    ops.add(out, wide[:, :HIDDEN], out=wide[:, :HIDDEN])
+    ops.linear(wide, w.wide_weight, None, out=out)
+
+
+def product_into_columns_of_the_input(ops: Calls, wide: Tensor, out: Tensor, w: Squares) -> None:
+    """The second product reads rows that the first has written columns of."""
+    ops.linear(wide[:, :HIDDEN], w.weight(0), None, out=wide[:, HIDDEN:])
+    ops.linear(wide, w.wide_weight, None, out=out)
+
+
+@pytest.mark.parametrize("quant_format", [QuantFormat.F32, QuantFormat.Q8_0])
+@pytest.mark.parametrize(
+    "describe",
+    [
+        normed_into_columns,
+        columns_read_alone_and_together,
+        product_into_columns_of_the_input,
+    ],
+    ids=lambda one: one.__name__,
+)
+def test_columns_of_a_buffer_are_read_by_whoever_reads_all_of_it(
+    own_library: NativeLibrary,
+    describe: Callable[[Calls, Tensor, Tensor, Squares], None],
+    quant_format: QuantFormat,
+) -> None:
+    ops = NativeOps(own_library, 2)
+    squares = Squares(ops, quant_format)
+    results = []
+    for compiled in (True, False):
+        wide = torch.cat(tuple(squares.start[:2]), dim=1)
+        out = torch.full((NUM_ROWS, HIDDEN), torch.nan)
+
+        def call(calls: Calls, _: object, wide: Tensor = wide, out: Tensor = out) -> None:
+            describe(calls, wide, out, squares)
+
+        program: Program = DirectProgram(call, ops)
+        if compiled:
+            program = ops.compile(call, row_inputs(), [out])
+        program.run(row_inputs())
+        results.append(out)
+    assert not results[0].isnan().any()
+    assert_same_bits(results[:1], results[1:])
+
+
+def test_views_overlap_where_they_share_a_number() -> None:
+    wide = torch.empty(5, 30)
+    columns = [wide[:, start : start + 10] for start in (0, 10, 20)]
+    for index, one in enumerate(columns):
+        assert overlap(one, wide)
+        assert overlap(wide[2:], one)
+        assert [overlap(one, other) for other in columns] == [index == i for i in range(3)]
+        assert not overlap(one[:2], one[2:])
+        assert not overlap(one, one[:, :0])
+    assert overlap(wide[:, 5:15], columns[0])
+    assert overlap(wide[:, 5:15], columns[1])
+    assert not overlap(wide[:, 5:15], columns[2])
+    assert not overlap(wide[:2], wide[2:])
+    assert overlap(wide.view(15, 10), columns[1])  # rows of another width may share any of them
 
 
 def test_attention_that_is_read_as_floats_too_is_not_left_in_8_bits_only(

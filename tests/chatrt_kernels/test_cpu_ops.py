@@ -214,6 +214,22 @@ def test_rotation_may_write_in_place_and_a_row_does_not_see_the_others(
     assert same_bits(alone_kv.values, together_kv.values)
 
 
+def test_keys_and_values_are_written_without_any_queries(executors: list[NativeOps]) -> None:
+    shape = Shape(heads=9, kv_heads=3, head_dim=64, page_size=16)
+    case = mixed(shape, torch.float32)
+    k, v = randn(2, len(case.meta.positions), 3 * 64, seed=6)
+    layers = [poisoned_layer(shape, torch.float32) for _ in range(3)]
+    native = [by_heads(layer) for layer in layers]
+    written(executors[1], case, (case.q, k, v), native[0])
+    written(executors[2], case, (case.q[:, :0], k, v), native[1])
+    assert same_bits(native[1].keys, native[0].keys)
+    assert same_bits(native[1].values, native[0].values)
+    written(ReferenceOps(), case, (case.q, k, v), layers[0])
+    written(ReferenceOps(), case, (case.q[:, :0], k, v), layers[1])
+    assert same_bits(layers[1].keys, layers[0].keys)
+    assert same_bits(layers[1].values, layers[0].values)
+
+
 def test_a_value_beyond_half_precision_is_the_largest_one_and_spoils_no_earlier_row(
     executors: list[NativeOps],
 ) -> None:

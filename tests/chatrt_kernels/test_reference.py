@@ -149,6 +149,34 @@ def test_ops_accept_column_slices_of_a_wider_buffer() -> None:
     assert_agree(out, expected)
 
 
+def test_norms_and_gathered_rows_may_fill_columns_of_a_wider_buffer() -> None:
+    ops, wide, x = ReferenceOps(), poisoned(4, 3 * 63), randn(9, 63)
+    rows, ones = torch.tensor([8, 0, 8, 3]), torch.ones(63)
+    normed = poisoned(4, 63)
+
+    ops.gather_rows(x, rows, out=wide[:, 63:126])
+    ops.rms_norm(wide[:, 63:126], ones, 1e-5, out=wide[:, 126:])
+    ops.rms_norm(x[rows], ones, 1e-5, out=normed)
+
+    assert torch.equal(wide[:, 63:126], x[rows])
+    assert_agree(wide[:, 126:], normed)
+    assert wide[:, :63].isnan().all()
+
+
+def test_a_restricted_weight_has_the_rows_asked_for_in_their_order() -> None:
+    ops, rows, x = ReferenceOps(), torch.tensor([5, 0, 6]), randn(2, 96)
+    matrix = q8_0_rows(7, 3)
+    whole = ops.prepare(matrix, first_rows=torch.tensor([6, 5]))
+    some, out = ops.restrict(whole, rows), poisoned(2, 3)
+
+    ops.linear(x, some, None, out=out)
+
+    assert whole.shape == (7, 96)
+    assert some.shape == (3, 96)
+    assert some.num_bytes == 3 * 96 * 4
+    assert_agree(out, x @ dequantize(matrix)[rows].t())
+
+
 def test_another_executors_weight_is_our_bug() -> None:
     class Foreign:
         shape = (2, 2)

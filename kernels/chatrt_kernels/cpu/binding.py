@@ -27,11 +27,12 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "chatrt_create_pool": (_POINTER, (_INT32,)),
     "chatrt_destroy_pool": (None, (_POINTER,)),
     "chatrt_weight_bytes": (_INT64, (_INT32, _INT32, _INT32)),
-    "chatrt_repack": (None, (_POINTER, _INT32, _POINTER, _INT32, _INT32, _POINTER)),
+    "chatrt_repack": (None, (_POINTER, _INT32, _POINTER, _POINTER, _INT32, _INT32, _POINTER)),
     "chatrt_advise_large_pages": (None, (_POINTER, _INT64)),
     "chatrt_create_program": (_POINTER, (ctypes.POINTER(CallStruct), _INT32)),
     "chatrt_destroy_program": (None, (_POINTER,)),
     "chatrt_run": (_INT32, (_POINTER, _POINTER, ctypes.POINTER(StepStruct), _POINTER)),
+    "chatrt_run_chains": (_INT32, (_POINTER, _POINTER, _INT32)),
     "chatrt_read": (_INT64, (_POINTER, _POINTER, _INT64)),
 }
 

@@ -20,6 +20,7 @@ from chatrt_kernels.cpu.nodes import (
     NormNode,
     PairwiseNode,
     QuantiseNode,
+    overlap,
     same,
     width,
 )
@@ -69,7 +70,8 @@ def quantise_inputs(nodes: Sequence[AnyNode], outputs: Sequence[Tensor]) -> list
 def _can_quantise(maker: AnyNode, reader: LinearNode, *, keeps_floats: bool) -> bool:
     if keeps_floats and not isinstance(maker, NormNode):
         return False
-    if not same(maker.out, reader.x) or maker.rows != reader.rows or width(maker.out) % _GROUP:
+    is_input = same(maker.out, reader.x) and width(maker.out) == width(reader.x)
+    if not is_input or maker.rows != reader.rows or width(maker.out) % _GROUP:
         return False
     if isinstance(maker, AttentionNode):
         return maker.kv.keys.shape[-1] % _GROUP == 0
@@ -89,11 +91,11 @@ def _is_read(
             and not node.wants_floats
             and same(node.x, buffer)
         )
-        if not only_8_bits and any(same(buffer, read) for read in node.reads):
+        if not only_8_bits and any(overlap(buffer, read) for read in node.reads):
             return True
-        if any(same(buffer, written) for written in node.writes):
+        if any(same(buffer, new) and width(new) >= width(buffer) for new in node.writes):
             return False
-    return any(same(buffer, output) for output in outputs)
+    return any(overlap(buffer, output) for output in outputs)
 
 
 def _merge_linears(nodes: Sequence[AnyNode]) -> list[AnyNode]:
@@ -113,7 +115,7 @@ def _mergeable(first: LinearNode, second: LinearNode) -> bool:
     stores = first.mode is second.mode is LinearMode.STORE
     alike = first.weights[0].sensitive == second.weights[0].sensitive
     fits = len(first.weights) + len(second.weights) <= MAX_FUSED_WEIGHTS
-    independent = not any(same(out, second.x) for out in first.outs)
+    independent = not any(overlap(out, second.x) for out in first.outs)
     return (
         stores
         and alike
@@ -145,8 +147,10 @@ def _gated_linear(before: Sequence[AnyNode], node: AnyNode) -> LinearNode | None
         return None
     gate, up = linear.outs
     fits = same(gate, node.x) and same(up, node.y) and gate.shape == up.shape
+    # outputs of gate and up meet strip by strip
+    fits = fits and not any(weight.order for weight in linear.weights)
     # strips of one task would read what another has replaced
-    return linear if fits and not same(linear.x, node.out) else None
+    return linear if fits and not overlap(linear.x, node.out) else None
 
 
 def _merge_sums(nodes: Sequence[AnyNode], outputs: Sequence[Tensor]) -> list[AnyNode]:
@@ -169,4 +173,4 @@ def _added_linear(before: Sequence[AnyNode], node: AnyNode) -> LinearNode | None
         return None
     in_place = same(node.x, node.out) and same(node.y, linear.out)
     # the product must not read what it adds to: strips of one task would see another's sums
-    return linear if in_place and not same(linear.x, node.out) else None
+    return linear if in_place and not overlap(linear.x, node.out) else None

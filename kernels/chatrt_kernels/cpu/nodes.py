@@ -4,7 +4,7 @@ Knows: which buffers a node reads and writes, whose rows it works on.
 Does not know: how a node is computed. Invariant: a node changes nothing but what `writes` names.
 
 A buffer is known by the address of its first element: the views that a decoder makes of one buffer
-all start there.
+all start there, unless it gives columns of a wide one to several ops.
 """
 
 from __future__ import annotations
@@ -191,6 +191,20 @@ AnyNode: TypeAlias = (
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether two views start at the same element."""
     return a.data_ptr() == b.data_ptr()
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two views of rows have an element in common; columns of one buffer may have none."""
+    if not a.numel() or not b.numel():
+        return False
+    if a.data_ptr() > b.data_ptr():
+        a, b = b, a
+    distance = (b.data_ptr() - a.data_ptr()) // a.element_size()
+    if distance >= (a.shape[0] - 1) * a.stride(0) + width(a):
+        return False
+    column = distance % a.stride(0)
+    is_beside = column >= width(a) and column + width(b) <= a.stride(0)
+    return not (is_beside and a.stride(0) == b.stride(0))
 
 
 def width(x: Tensor) -> int:

@@ -18,7 +18,7 @@ from chatrt_kernels.cpu.fuse import fuse, quantise_inputs
 from chatrt_kernels.cpu.lower import lower
 from chatrt_kernels.cpu.nodes import RopeNode
 from chatrt_kernels.cpu.program import NativeProgram
-from chatrt_kernels.cpu.trace import Tracer
+from chatrt_kernels.cpu.trace import Tracer, native
 from chatrt_kernels.cpu.weights import WeightMemory, advise_large_pages, large_pages
 from chatrt_kernels.ops import ForwardInputs, KVLayout, RowMeta
 
@@ -53,9 +53,27 @@ class NativeOps:
         self._memory = WeightMemory(self._pool)
         self._probe: Tensor | None = None
 
-    def prepare(self, weight: QuantizedTensor | Tensor, *, sensitive: bool = False) -> NativeWeight:
-        """Repack a matrix `[out_features, in_features]` once; its values stay exact."""
-        return self._memory.repack(weight, sensitive=sensitive)
+    def prepare(
+        self,
+        weight: QuantizedTensor | Tensor,
+        *,
+        sensitive: bool = False,
+        first_rows: Tensor | None = None,
+    ) -> NativeWeight:
+        """Repack a matrix `[out_features, in_features]` once; its values stay exact.
+
+        Raises:
+            ValueError: A row of `first_rows` comes twice, or is not there.
+        """
+        return self._memory.repack(weight, sensitive=sensitive, first_rows=first_rows)
+
+    def restrict(self, weight: Weight, rows: Tensor) -> NativeWeight:
+        """A view of the rows int64 `[n]`, in this order; nothing is copied.
+
+        Raises:
+            ValueError: `weight` was not prepared with these rows as its first ones.
+        """
+        return native(weight).restricted(rows)
 
     def compile(
         self, describe: Describe, largest: ForwardInputs, outputs: Sequence[Tensor]

@@ -35,21 +35,24 @@ _NS_PER_MS = 1e6
 
 
 class NativeProgram:
-    """Implements `chatrt_kernels.ops.Program`. Belongs to one thread at a time."""
+    """Implements `chatrt_kernels.ops.Program`. Belongs to one thread at a time.
+
+    The library's functions know it by `handle`, as long as this object lives; `pool` runs it.
+    """
 
     def __init__(self, lowered: Lowered, pool: ThreadPool) -> None:
         assert lowered.calls is not None
         functions = pool.kernels.functions
-        self._pool = pool
+        self.pool = pool
         self._kinds = lowered.kinds
         self._run = functions.chatrt_run
         self._step = StepStruct()
         self._step_pointer = ctypes.byref(self._step)
         self._meta: RowMeta | None = None
         self._times_ns = (ctypes.c_int64 * len(lowered.kinds))()
-        self._handle = functions.chatrt_create_program(lowered.calls, len(lowered.kinds))
+        self.handle = functions.chatrt_create_program(lowered.calls, len(lowered.kinds))
         self._kept = lowered.kept
-        ended = weakref.finalize(self, functions.chatrt_destroy_program, self._handle)
+        ended = weakref.finalize(self, functions.chatrt_destroy_program, self.handle)
         ended.atexit = False
 
     def run(self, inputs: ForwardInputs) -> None:
@@ -73,7 +76,7 @@ class NativeProgram:
         step.feature_rows = inputs.feature_rows.data_ptr()
         step.num_logit_rows = inputs.logit_rows.shape[0]
         step.num_feature_rows = inputs.feature_rows.shape[0]
-        done = self._run(self._handle, self._pool.handle, self._step_pointer, times)
+        done = self._run(self.handle, self.pool.handle, self._step_pointer, times)
         assert done, "a forward has more calls than the pool can hold"
 
     def _set_meta(self, meta: RowMeta) -> None:

@@ -46,6 +46,27 @@ class _Record(ctypes.Structure):
     )
 
 
+class _SubsetRecord(ctypes.Structure):
+    """`ChatrtSubset`, field by field."""
+
+    _fields_ = (
+        ("listed", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("ranks", ctypes.c_void_p),
+        ("num", ctypes.c_int32),
+        ("num_ranks", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token, and its softmax probability under the logits as they were."""
+
+    token_id: int
+    probability: float
+
+
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
     """Log-probabilities of one row: of the token asked for, and (id, value) of the likeliest."""
@@ -118,12 +139,9 @@ class SamplerState:
             bias_ids=self._bias_ids.buffer_info()[0],
             bias_values=self._bias_values.buffer_info()[0],
         )
+        self.vocab_size = vocab_size
+        self.address = ctypes.addressof(self.record)
         self._point()
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids at or above it are never chosen."""
-        return int(self.record.vocab_size)
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Count emitted tokens for the penalties, each once.
@@ -151,6 +169,43 @@ class SamplerState:
         self.record.seen_counts = self._seen_counts.buffer_info()[0]
 
 
+class TokenSubset:
+    """Some tokens of a vocabulary, for rows that have logits of these only; made once for each set.
+
+    Args:
+        token_ids: Distinct, in the order of their logits; at least one.
+
+    Raises:
+        ValueError: There is none, or one comes twice or is negative.
+    """
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        ascending = sorted(token_ids)
+        if not ascending or ascending[0] < 0 or len(set(ascending)) < len(ascending):
+            raise ValueError(f"{len(ascending)} token ids that are not distinct numbers from 0 on")
+        self.num = len(ascending)
+        self.max_id = ascending[-1]
+        self._listed = array("i", token_ids)
+        self._ids = array("i", ascending)
+        self._places = array("i", sorted(range(self.num), key=token_ids.__getitem__))
+        self._ranks = array("i", [-1]) * (self.max_id + 1)
+        for rank, token_id in enumerate(ascending):
+            self._ranks[token_id] = rank
+        arrays = (self._listed, self._ids, self._places, self._ranks)
+        addresses = (one.buffer_info()[0] for one in arrays)
+        self._record = _SubsetRecord(*addresses, self.num, len(self._ranks))
+        self.address = ctypes.addressof(self._record)
+
+    def require_within(self, state: SamplerState) -> None:
+        """Check that a turn may draw any of the tokens.
+
+        Raises:
+            ValueError: One is outside the vocabulary.
+        """
+        if self.max_id >= state.vocab_size:
+            raise ValueError(f"token {self.max_id}, the vocabulary has {state.vocab_size}")
+
+
 class NativeSampling:
     """The sampling functions of a loaded library, with their scratch memory. Not thread-safe.
 
@@ -169,6 +224,12 @@ class NativeSampling:
             *(ctypes.c_int64, address, address),
         )
         self._choose_rows.restype = integer
+        self._choose_among = library.chatrt_choose_among
+        self._choose_among.argtypes = (
+            *(address, address, address, address, integer),
+            *(ctypes.c_int64, address, address),
+        )
+        self._choose_among.restype = integer
         self._log_probs = library.chatrt_log_probs
         self._log_probs.argtypes = (address, *(integer,) * 3, *(address,) * 3)
         self._log_probs.restype = integer
@@ -176,7 +237,17 @@ class NativeSampling:
         self._scratch = (ctypes.c_char * library.chatrt_sampling_scratch_bytes(vocab_size))()
         self._scratch_address = ctypes.addressof(self._scratch)
         self._values = (ctypes.c_float * (MAX_TOP + 1))()
+        self._values_address = ctypes.addressof(self._values)
         self._top_ids = (integer * MAX_TOP)()
+
+    def scratch_for(self, subset: TokenSubset) -> int:
+        """The address of the scratch memory, for native code that chooses among a subset.
+
+        Raises:
+            ValueError: There are more tokens in it than this was made for.
+        """
+        self._check(subset.num)
+        return self._scratch_address
 
     def choose_rows(
         self,
@@ -204,7 +275,7 @@ class NativeSampling:
         drafted = array("i", drafts)
         chosen = array("i", bytes(4 * len(drafted) + 4))
         num_chosen = self._choose_rows(
-            ctypes.addressof(state.record),
+            state.address,
             logits,
             row_stride,
             drafted.buffer_info()[0],
@@ -214,6 +285,44 @@ class NativeSampling:
             chosen.buffer_info()[0],
         )
         return chosen[:num_chosen].tolist()
+
+    def choose_among(
+        self,
+        state: SamplerState,
+        subset: TokenSubset,
+        logits: int,
+        *,
+        drafts_before: Sequence[int],
+        position: int,
+    ) -> Choice:
+        """The token that a row of the vocabulary would give in which all others had no chance.
+
+        Args:
+            state: The turn's; its history is not changed here.
+            subset: Which tokens the logits are of.
+            logits: Address of float32 `[subset.num]`; at least one of them finite. They follow the
+                history and `drafts_before`.
+            drafts_before: Drafted tokens, possibly none; penalties count them.
+            position: Absolute position of the token.
+
+        Raises:
+            ValueError: A token of the subset is outside the vocabulary, or there are more of them
+                than this was made for.
+        """
+        self._check(subset.num)
+        subset.require_within(state)
+        drafted = array("i", drafts_before)
+        token_id = self._choose_among(
+            state.address,
+            subset.address,
+            logits,
+            drafted.buffer_info()[0],
+            len(drafted),
+            position,
+            self._scratch_address,
+            self._values_address,
+        )
+        return Choice(token_id, self._values[0])
 
     def log_probs(self, logits: int, vocab_size: int, token_id: int, num_top: int) -> RowLogprobs:
         """Log-softmax of one row at `token_id` and at its `num_top` likeliest ids.
@@ -235,7 +344,7 @@ class NativeSampling:
         values, top_ids = self._values, self._top_ids
         num = self._log_probs(
             *(logits, vocab_size, token_id, num_top, self._scratch_address),
-            *(ctypes.addressof(values), ctypes.addressof(top_ids)),
+            *(self._values_address, ctypes.addressof(top_ids)),
         )
         return RowLogprobs(values[0], tuple(zip(top_ids[:num], values[1 : num + 1], strict=True)))
 

@@ -1,6 +1,6 @@
-"""The C structs of `source/calls.h`, field by field.
+"""The C structs of `source/calls.h` and `source/chains.h`, field by field.
 
-Knows: layouts. Does not know: what the fields mean to a kernel; `calls.h` says that.
+Knows: layouts. Does not know: what the fields mean to a kernel; the headers say that.
 Invariant: `NativeLibrary` compares each struct's size with the library's before it is used.
 """
 
@@ -17,6 +17,7 @@ _POINTER = ctypes.c_void_p
 _INT32 = ctypes.c_int32
 _INT64 = ctypes.c_int64
 MAX_FUSED_WEIGHTS = 3
+MAX_DRAFTS = 32  # of one chain
 
 
 class Kind(IntEnum):
@@ -90,6 +91,8 @@ class WeightStruct(ctypes.Structure):
         ("num_inputs", _INT32),
         ("sensitive", _INT32),
         ("strips", _POINTER),
+        ("order", _POINTER),
+        ("ranks", _POINTER),
     )
 
 
@@ -235,6 +238,38 @@ class GatherStruct(ctypes.Structure):
     )
 
 
+class ChainStruct(ctypes.Structure):
+    """One chain: what it starts from, how far it may go, and the drafts that were made."""
+
+    _fields_ = (
+        ("sampler", _POINTER),
+        ("position", _INT64),
+        ("floor", ctypes.c_double),
+        ("token_id", _INT32),
+        ("base_row", _INT32),
+        ("max_tokens", _INT32),
+        ("num_drafts", _INT32),
+        ("drafts", _INT32 * MAX_DRAFTS),
+    )
+
+
+class ChainsStruct(ctypes.Structure):
+    """What all chains share."""
+
+    _fields_ = (
+        ("program", _POINTER),
+        ("pool", _POINTER),
+        ("subset", _POINTER),
+        ("logits", _POINTER),
+        ("logits_stride", _INT64),
+        ("page_table", _POINTER),
+        ("page_table_stride", _INT64),
+        ("memory", _POINTER),
+        ("page_size", _INT32),
+        ("first_following", _INT32),
+    )
+
+
 # In the order in which the library states their sizes.
 STRUCTS: tuple[type[ctypes.Structure], ...] = (
     StepStruct,
@@ -250,6 +285,8 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     AttentionStruct,
     PairwiseStruct,
     GatherStruct,
+    ChainStruct,
+    ChainsStruct,
 )
 
 

@@ -84,7 +84,8 @@ class Tracer:
     ) -> None:
         """Rotate q into `out`, write k and v; `meta` must be the forward's own."""
         assert meta is self._inputs.meta
-        self.nodes.append(RopeNode(self._rows(q, out), out, q=q, k=k, v=v, table=rope, kv=kv))
+        rows = self._rows(k, out)  # q may have no columns
+        self.nodes.append(RopeNode(rows, out, q=q, k=k, v=v, table=rope, kv=kv))
 
     def paged_attention(
         self, q: Tensor, meta: RowMeta, kv: KVLayer, scale: float, *, out: Tensor
@@ -103,7 +104,8 @@ class Tracer:
 
     def _rows(self, source: Tensor, out: Tensor) -> Rows:
         sort = self._sorts.get(source.data_ptr(), RowsOf.ALL)
-        self._sorts[out.data_ptr()] = sort
+        if out.numel():
+            self._sorts[out.data_ptr()] = sort
         per, rest = divmod(source.shape[0], max(1, self._counts[sort]))
         assert rest == 0, f"{source.shape[0]} rows of {self._counts[sort]}"
         return Rows(sort, per)

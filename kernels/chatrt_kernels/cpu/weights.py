@@ -2,7 +2,8 @@
 
 Knows: which number stands for a format, how much memory a matrix takes.
 Does not know: how tiles are laid out; `source/weights.h` says that.
-Invariant: repacking moves the file's own values; nothing is rounded.
+Invariant: repacking moves the file's own values; nothing is rounded. Whatever order rows lie in,
+they keep their numbers.
 Cost: one pass over the file's bytes; the copy is as large as they are, K-quants up to 3 % larger.
 """
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from chatrt_kernels.cpu.structs import WeightStruct
+from chatrt_kernels.cpu.structs import WeightStruct, address
 from chatrt_kernels.formats import QuantFormat, QuantizedTensor
 
 if TYPE_CHECKING:
@@ -39,24 +40,67 @@ _PLAIN = {
 _BLOCK_BYTES = 64 << 20
 _LARGE_PAGE_BYTES = 2 << 20
 _LINE_BYTES = 64
+STRIP_ROWS = 16  # kStripRows in weights.h
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """Rows that lie in another order than they are numbered in; both int32 `[out_features]`.
+
+    `numbers` has the number of the row at each place, `ranks` the place of the row of each number.
+    """
+
+    numbers: Tensor
+    ranks: Tensor
+
+    @classmethod
+    def starting_with(cls, first_rows: Tensor, num_rows: int) -> RowOrder:
+        """The rows int64 `[n]`, then the others, both ascending: results land side by side.
+
+        Raises:
+            ValueError: One comes twice, or is not among the `num_rows`.
+        """
+        if len(first_rows) and not (0 <= int(first_rows.min()) <= int(first_rows.max()) < num_rows):
+            found = f"{int(first_rows.min())} to {int(first_rows.max())}"
+            raise ValueError(f"first rows from {found}, the matrix has {num_rows}")
+        is_first = torch.zeros(num_rows, dtype=torch.bool)
+        is_first[first_rows] = True
+        ascending, others = is_first.nonzero().flatten(), is_first.logical_not().nonzero().flatten()
+        if len(ascending) != len(first_rows):
+            raise ValueError(f"{len(first_rows)} first rows, only {len(ascending)} different ones")
+        return cls.of(torch.cat((ascending, others)))
+
+    @classmethod
+    def of(cls, numbers: Tensor) -> RowOrder:
+        """Of the numbers int64 `[n]`, a permutation."""
+        return cls(numbers.to(torch.int32), numbers.argsort().to(torch.int32))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both tables."""
+        return self.numbers.nbytes + self.ranks.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class NativeWeight:
     """A matrix in strips; `strips` keeps their memory alive.
 
-    `sensitive` matrices read the remainders of more groups of activations than others.
+    `sensitive` matrices read the remainders of more groups of activations than others. `order` is
+    None where rows lie in the order of their numbers. `is_view`: the strips are another weight's.
     """
 
     format: QuantFormat
     shape: tuple[int, int]
     strips: Tensor
     sensitive: bool
+    order: RowOrder | None = None
+    is_view: bool = False
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the strips."""
-        return self.strips.numel()
+        """Bytes of the strips, unless they are another's, and of the row order."""
+        own = 0 if self.is_view else self.strips.numel()
+        return own + (self.order.num_bytes if self.order else 0)
 
     @property
     def is_plain(self) -> bool:
@@ -65,9 +109,32 @@ class NativeWeight:
 
     def struct(self) -> WeightStruct:
         """What the kernels see of it."""
+        order = self.order
         return WeightStruct(
-            _CODES[self.format], *self.shape, self.sensitive, self.strips.data_ptr()
+            *(_CODES[self.format], *self.shape, self.sensitive, self.strips.data_ptr()),
+            address(order.numbers if order else None),
+            address(order.ranks if order else None),
         )
+
+    def restricted(self, rows: Tensor) -> NativeWeight:
+        """A view of the rows int64 `[n]`, numbered in this order; they must lie first in memory.
+
+        Raises:
+            ValueError: Others do.
+        """
+        num_rows, (out_features, in_features) = len(rows), self.shape
+        lying = self.order.numbers if self.order else torch.arange(out_features, dtype=torch.int32)
+        places = rows.argsort()
+        if not torch.equal(lying[:num_rows], rows[places].to(torch.int32)):
+            raise ValueError(
+                f"{num_rows} rows of {out_features} are asked for that do not lie first: prepare "
+                "the weight with them as its first rows"
+            )
+        strips = self.strips.view(-(-out_features // STRIP_ROWS), -1)
+        strips = strips[: -(-num_rows // STRIP_ROWS)].flatten()
+        order = None if torch.equal(rows[places], rows) else RowOrder.of(places)
+        shape = (num_rows, in_features)
+        return NativeWeight(self.format, shape, strips, self.sensitive, order, is_view=True)
 
 
 class WeightMemory:
@@ -78,18 +145,29 @@ class WeightMemory:
         self._block = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
-    def repack(self, weight: QuantizedTensor | Tensor, *, sensitive: bool) -> NativeWeight:
-        """The matrix in strips; a dense one keeps its type (float64 becomes float32)."""
+    def repack(
+        self, weight: QuantizedTensor | Tensor, *, sensitive: bool, first_rows: Tensor | None
+    ) -> NativeWeight:
+        """The matrix in strips; a dense one keeps its type (float64 becomes float32).
+
+        Raises:
+            ValueError: A row of `first_rows` comes twice, or is not there.
+        """
         if not isinstance(weight, QuantizedTensor):
             weight = _as_stored(weight)
         functions, code = self._pool.kernels.functions, _CODES[weight.format]
         num_bytes = functions.chatrt_weight_bytes(code, *weight.shape)
+        order = None
+        if first_rows is not None:
+            order = RowOrder.starting_with(first_rows, weight.shape[0])
         strips = self._take(num_bytes)
         rows = weight.data.contiguous()
         functions.chatrt_repack(
-            self._pool.handle, code, rows.data_ptr(), *weight.shape, strips.data_ptr()
+            *(self._pool.handle, code, rows.data_ptr()),
+            address(order.numbers if order else None),
+            *(*weight.shape, strips.data_ptr()),
         )
-        return NativeWeight(weight.format, weight.shape, strips, sensitive)
+        return NativeWeight(weight.format, weight.shape, strips, sensitive, order)
 
     def _take(self, num_bytes: int) -> Tensor:
         start = -(-self._used // _LINE_BYTES) * _LINE_BYTES

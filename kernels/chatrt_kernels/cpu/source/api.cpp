@@ -6,6 +6,7 @@
 #include <chrono>
 #include <iterator>
 
+#include "chains.h"
 #include "program.h"
 #include "simd.h"
 
@@ -18,6 +19,7 @@ using namespace chatrt;
 struct Repacking {
     int32_t format;
     const uint8_t* rows;
+    const int32_t* order;
     int num_outputs;
     int num_inputs;
     uint8_t* strips;
@@ -29,7 +31,7 @@ void repack_task(void* context, int, int task, int) {
     const auto& work = *static_cast<const Repacking*>(context);
     const int count = (work.num_outputs + kStripRows - 1) / kStripRows;
     for (int s = task * kStripsPerTask; s < std::min(count, (task + 1) * kStripsPerTask); ++s) {
-        repack_strip(work.format, work.rows, work.num_outputs, work.num_inputs, s, work.strips);
+        repack_strip(work.format, work.rows, work.order, work.num_outputs, work.num_inputs, s, work.strips);
     }
 }
 
@@ -66,10 +68,11 @@ CHATRT_API int64_t chatrt_weight_bytes(int32_t format, int32_t num_outputs, int3
     return int64_t(strip_bytes(format, num_inputs)) * ((num_outputs + kStripRows - 1) / kStripRows);
 }
 
-// Rows in file order to strips; `strips` has chatrt_weight_bytes bytes.
-CHATRT_API void chatrt_repack(Pool* pool, int32_t format, const uint8_t* rows, int32_t num_outputs, int32_t num_inputs,
-                              uint8_t* strips) {
-    Repacking work{format, rows, num_outputs, num_inputs, strips};
+// Rows in file order to strips; `strips` has chatrt_weight_bytes bytes. `order`: the number of the row that comes to
+// lie at each place, or null.
+CHATRT_API void chatrt_repack(Pool* pool, int32_t format, const uint8_t* rows, const int32_t* order,
+                              int32_t num_outputs, int32_t num_inputs, uint8_t* strips) {
+    Repacking work{format, rows, order, num_outputs, num_inputs, strips};
     const int32_t num_tasks = ((num_outputs + kStripRows - 1) / kStripRows + kStripsPerTask - 1) / kStripsPerTask;
     run_phases(pool, 1, &num_tasks, repack_task, &work);
 }
@@ -90,6 +93,9 @@ CHATRT_API void chatrt_destroy_program(Program* program) { destroy_program(progr
 CHATRT_API int32_t chatrt_run(Program* program, Pool* pool, const Step* step, int64_t* call_ns) {
     return run_program(program, pool, *step, call_ns);
 }
+CHATRT_API int32_t chatrt_run_chains(const Chains* shared, Chain* chains, int32_t num_chains) {
+    return run_chains(*shared, chains, num_chains);
+}
 
 // Nanoseconds that the pool's threads take to read a buffer once, whole tasks of it.
 CHATRT_API int64_t chatrt_read(Pool* pool, const uint8_t* data, int64_t num_bytes) {
@@ -106,6 +112,7 @@ CHATRT_API const int32_t* chatrt_struct_sizes(int32_t* count) {
     static constexpr int32_t kSizes[] = {
         sizeof(Step), sizeof(Call),     sizeof(Weight), sizeof(Quantised), sizeof(KVLayer),  sizeof(Embed),  sizeof(Norm),
         sizeof(Quantise), sizeof(Linear), sizeof(Rope),  sizeof(Attention), sizeof(Pairwise), sizeof(Gather),
+        sizeof(Chain), sizeof(Chains),
     };
     *count = int32_t(std::size(kSizes));
     return kSizes;

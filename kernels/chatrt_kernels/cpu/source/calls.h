@@ -79,7 +79,8 @@ struct Quantise {
 enum LinearMode : int32_t { kStore = 0, kAddTo = 1, kGated = 2 };
 
 // Up to three matrices over one input. kStore: out = x @ weight.T + bias. kAddTo: out += that. kGated: the first two
-// matrices are gate and up, and out[0] (or `activated`, where its values are not null) = silu(gate) * up.
+// matrices are gate and up, and out[0] (or `activated`, where its values are not null) = silu(gate) * up; the rows of
+// these two lie in the order of their numbers.
 struct Linear {
     int32_t mode;
     int32_t num_weights;

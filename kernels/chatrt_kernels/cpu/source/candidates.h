@@ -1,8 +1,8 @@
 // Candidates of one row: what top-k, top-p and min-p leave.
 //
-// Each filter keeps a prefix of the order "higher score first, then lower id". No row is sorted: a floor that is surely
-// low enough leaves a short list, and weighing the list in buckets of scores, ever narrower ones, finds where the
-// prefix ends. Everything is a function of the row alone, and nothing is allocated.
+// Each filter keeps a prefix of the order "higher score first, then lower index". No row is sorted: a floor that is
+// surely low enough leaves a short list, and weighing the list in buckets of scores, ever narrower ones, finds where
+// the prefix ends. Everything is a function of the row alone, and nothing is allocated.
 #pragma once
 
 #include <algorithm>
@@ -25,11 +25,11 @@ constexpr float kNoWeight = 30.0f;
 constexpr float kDepths[] = {0.5f, 1.0f, 1.5f, 2.0f, 2.5f, 3.0f, 3.5f, 4.0f,
                              5.0f, 6.0f, 7.0f, 9.0f, 11.0f, 14.0f, 18.0f};
 
-// Memory of one call. The list holds candidates in order of their ids; it never holds minus infinity or NaN.
+// Memory of one call. The list holds indices of scores, ascending; it never holds minus infinity or NaN.
 struct Scratch {
     float* scores;        // [vocab], where the logits are not the scores themselves
     float* list_scores;   // [vocab]
-    int32_t* list_ids;    // [vocab]
+    int32_t* list_indices;    // [vocab]
     float* weights;       // [vocab], exp(score - max) of the row or of the list
     float* work_scores;   // [vocab], used up while a cut is looked for
     float* work_weights;  // [vocab]
@@ -64,7 +64,7 @@ inline Scratch carve(void* memory, int vocab_size) {
     Scratch scratch;
     scratch.scores = start;
     scratch.list_scores = start + row;
-    scratch.list_ids = reinterpret_cast<int32_t*>(start + 2 * row);
+    scratch.list_indices = reinterpret_cast<int32_t*>(start + 2 * row);
     scratch.weights = start + 3 * row;
     scratch.work_scores = start + 4 * row;
     scratch.work_weights = start + 5 * row;
@@ -92,7 +92,7 @@ inline Row find_maxima(const float* scores, int n, float* block_max) {
     return {scores, n, max};
 }
 
-// The lowest id whose score is the row's maximum; 0 where there is no score above minus infinity.
+// The lowest index of a score that is the row's maximum; 0 where there is no score above minus infinity.
 inline int32_t first_of_maximum(const Row& row, const float* block_max) {
     if (row.max == -kInfinity) return 0;
     int b = 0;
@@ -233,7 +233,7 @@ inline int gather(const Row& row, float floor, const Scratch& scratch) {
             for (int j = 0; j < kLanes; ++j) any |= stays[group + j];
             if (!any) continue;
             for (int j = group; j < std::min(end, group + kLanes); ++j) {
-                scratch.list_ids[num] = start + j;
+                scratch.list_indices[num] = start + j;
                 scratch.list_scores[num] = row.scores[start + j];
                 num += stays[j];
             }
@@ -251,7 +251,7 @@ inline int keep_prefix(const Scratch& scratch, int num, Cut cut) {
         for (int j = 0; j < end; ++j) above[j] = scratch.list_scores[i + j] > cut.score;
         for (int j = 0; j < end; ++j) ties[j] = scratch.list_scores[i + j] == cut.score;
         for (int j = 0; j < end; ++j) {
-            scratch.list_ids[kept] = scratch.list_ids[i + j];
+            scratch.list_indices[kept] = scratch.list_indices[i + j];
             scratch.list_scores[kept] = scratch.list_scores[i + j];
             kept += above[j] | (ties[j] & (cut.num_ties > 0));
             cut.num_ties -= ties[j];

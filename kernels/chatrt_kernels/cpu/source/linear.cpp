@@ -60,16 +60,59 @@ void biased_sums(const Linear& linear, int w, int strip, int row, int num_rows, 
     block_sums_of(weight.format, num_rows)(linear, weight, strip, row, fine, sums);
     if (!linear.bias[w]) return;
     const int first = strip * kStripRows, count = std::min(kStripRows, weight.num_outputs - first);
-    const Floats bias = load_first(linear.bias[w] + first, count);
+    float ordered[kStripRows];
+    const float* biases = linear.bias[w] + first;
+    if (weight.order) {
+        for (int i = 0; i < count; ++i) ordered[i] = linear.bias[w][weight.order[first + i]];
+        biases = ordered;
+    }
+    const Floats bias = load_first(biases, count);
     for (int r = 0; r < num_rows; ++r) sums[r] = add(sums[r], bias);
+}
+
+// Which of the 32 numbers from the first on the rows of a whole strip have; 0 where they reach further or do not
+// ascend.
+uint32_t spread_of(const int32_t* order, int count) {
+    if (count < kStripRows || order[kStripRows - 1] - order[0] >= 32) return 0;
+    uint32_t bits = 0, falls = 0;
+    for (int i = 0; i + 1 < kStripRows; ++i) falls |= order[i] >= order[i + 1];
+    for (int i = 0; i < kStripRows; ++i) bits |= 1u << ((order[i] - order[0]) & 31);
+    return falls ? 0 : bits;
+}
+
+// Puts the outputs of one strip where the numbers of its rows say. Most rows ascend, with few gaps, and scatter
+// instructions take longer than two stores.
+void scatter(Floats sums, const int32_t* order, uint32_t spread, int count, float* out) {
+    if (spread) {
+        store_spread(out + order[0], sums, spread);
+        return;
+    }
+    float values[kStripRows];
+    store(values, sums);
+    for (int i = 0; i < count; ++i) out[order[i]] = values[i];
+}
+
+// The numbers that `scatter` replaces.
+Floats gathered(const int32_t* order, int count, const float* out) {
+    float values[kStripRows];
+    for (int i = 0; i < count; ++i) values[i] = out[order[i]];
+    return load_first(values, count);
 }
 
 void store_strip(const Linear& linear, int w, int strip, int row, int num_rows, const FineGroups& fine) {
     Floats sums[kMaxRowBlock];
-    biased_sums(linear, w, strip, row, num_rows, fine, sums);
     const int first = strip * kStripRows, count = std::min(kStripRows, linear.weights[w].num_outputs - first);
+    const int32_t* order = linear.weights[w].order;
+    const uint32_t spread = order ? spread_of(order + first, count) : 0;
+    biased_sums(linear, w, strip, row, num_rows, fine, sums);
     for (int r = 0; r < num_rows; ++r) {
-        float* out = linear.out[w] + (row + r) * linear.out_stride[w] + first;
+        float* out = linear.out[w] + (row + r) * linear.out_stride[w];
+        if (order) {
+            if (linear.mode == kAddTo) sums[r] = add(gathered(order + first, count, out), sums[r]);
+            scatter(sums[r], order + first, spread, count, out);
+            continue;
+        }
+        out += first;
         if (linear.mode == kAddTo) sums[r] = add(load_first(out, count), sums[r]);
         if (count == kStripRows) store(out, sums[r]);
         else store_first(out, sums[r], count);

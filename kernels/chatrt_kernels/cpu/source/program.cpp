@@ -81,9 +81,15 @@ void run_items(const Call& call, const Program& program, bool is_fold, int first
     }
 }
 
+// Rows that are wanted together, and soon again, lie first in a matrix: read last, they are still in a cache then.
+bool ends_with_first_rows(const Call& call) {
+    return call.kind == kLinear && static_cast<const Linear*>(call.arguments)->weights[0].order;
+}
+
 void run_task(void* context, int index, int task, int) {
     const Program& program = *static_cast<const Program*>(context);
     const Phase& phase = program.phases[index];
+    if (ends_with_first_rows(program.calls[phase.call])) task = program.num_tasks[index] - 1 - task;
     // Tasks differ by one item at most: a thread that ends early costs the others what it did not take.
     const int64_t num_tasks = program.num_tasks[index], num_items = phase.num_items;
     const int first = int(task * num_items / num_tasks), last = int((task + 1) * num_items / num_tasks);

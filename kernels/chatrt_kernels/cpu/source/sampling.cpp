@@ -8,12 +8,25 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "candidates.h"
 #include "simd.h"
 
 namespace chatrt::sampling {
 namespace {
+
+// ---- tokens of a row -------------------------------------------------------------------------------------------
+
+// Which token each score of a row is of, ascending: all of a vocabulary, or some of it.
+struct Tokens {
+    const ChatrtSubset* some;  // null: all
+    int num;
+
+    int32_t id(int index) const { return some ? some->ids[index] : index; }
+    // -1 for a token that the row does not have.
+    int index(int32_t id) const { return !some ? id : id < some->num_ranks ? some->ranks[id] : -1; }
+};
 
 // ---- bias and penalties ----------------------------------------------------------------------------------------
 
@@ -35,20 +48,30 @@ float penalised(const ChatrtSampler& sampler, float logit, int count) {
     return count > 0 ? logit - sampler.presence_penalty : logit;
 }
 
+bool has_edits(const ChatrtSampler& sampler, int num_before) {
+    return sampler.num_bias || (has_penalties(sampler) && sampler.num_seen + num_before);
+}
+
 // Drafts before the row count as emitted.
-void edit(const ChatrtSampler& sampler, const int32_t* drafts, int num_before, float* logits) {
-    for (int i = 0; i < sampler.num_bias; ++i) logits[sampler.bias_ids[i]] += sampler.bias_values[i];
+void edit(const ChatrtSampler& sampler, const Tokens& tokens, const int32_t* drafts, int num_before, float* logits) {
+    for (int i = 0; i < sampler.num_bias; ++i) {
+        const int index = tokens.index(sampler.bias_ids[i]);
+        if (index >= 0) logits[index] += sampler.bias_values[i];
+    }
     if (!has_penalties(sampler)) return;
     for (int i = 0; i < sampler.num_seen; ++i) {
         const int32_t id = sampler.seen_ids[i];
+        const int index = tokens.index(id);
+        if (index < 0) continue;
         const int count = sampler.seen_counts[i] + occurrences(drafts, num_before, id);
-        logits[id] = penalised(sampler, logits[id], count);
+        logits[index] = penalised(sampler, logits[index], count);
     }
     for (int i = 0; i < num_before; ++i) {
         const int32_t id = drafts[i];
-        if (id < 0 || id >= sampler.vocab_size) continue;
+        if (id < 0 || id >= sampler.vocab_size || tokens.index(id) < 0) continue;
         if (occurrences(drafts, i, id) || occurrences(sampler.seen_ids, sampler.num_seen, id)) continue;
-        logits[id] = penalised(sampler, logits[id], occurrences(drafts, num_before, id));
+        float& logit = logits[tokens.index(id)];
+        logit = penalised(sampler, logit, occurrences(drafts, num_before, id));
     }
 }
 
@@ -117,49 +140,72 @@ Best choose_of_block(const int32_t* ids, const float* scores, int n, uint64_t ke
     return best;
 }
 
-int32_t choose_of_list(const Scratch& scratch, int num, uint64_t key, Best best) {
+int32_t choose_of_list(const Scratch& scratch, const Tokens& tokens, int num, uint64_t key, Best best) {
+    int32_t ids[kBlock];
     for (int i = 0; i < num; i += kBlock) {
         const int end = std::min(kBlock, num - i);
-        best = choose_of_block(scratch.list_ids + i, scratch.list_scores + i, end, key, best);
+        for (int j = 0; j < end; ++j) ids[j] = tokens.id(scratch.list_indices[i + j]);
+        best = choose_of_block(ids, scratch.list_scores + i, end, key, best);
     }
     return best.id;
 }
 
-int32_t choose_of_row(const Row& row, const float* block_max, uint64_t key, Best best) {
+int32_t choose_of_row(const Row& row, const Tokens& tokens, const float* block_max, uint64_t key, Best best) {
     int32_t ids[kBlock];
     for (int b = 0; b < num_blocks(row.num); ++b) {
         if (double(block_max[b]) < best.noisy - kMaxGumbel) continue;
-        const int start = b * kBlock;
-        for (int j = 0; j < kBlock; ++j) ids[j] = start + j;
-        best = choose_of_block(ids, row.scores + start, std::min(kBlock, row.num - start), key, best);
+        const int start = b * kBlock, end = std::min(kBlock, row.num - start);
+        for (int j = 0; j < end; ++j) ids[j] = tokens.id(start + j);
+        best = choose_of_block(ids, row.scores + start, end, key, best);
     }
     return best.id;
 }
 
 // ---- one row ---------------------------------------------------------------------------------------------------
 
-int32_t choose(const ChatrtSampler& sampler, const float* logits, const int32_t* drafts, int num_before,
-               int64_t position, const Scratch& scratch) {
-    const float* scores = logits;
-    const int n = sampler.vocab_size;
-    if (sampler.num_bias || (has_penalties(sampler) && sampler.num_seen + num_before)) {
-        std::copy_n(logits, n, scratch.scores);
-        edit(sampler, drafts, num_before, scratch.scores);
-        scores = scratch.scores;
+// The row's numbers, those of a subset put in order; `scratch.scores` holds them where they may be changed.
+const float* scores_of(const Tokens& tokens, const float* logits, bool is_edited, const Scratch& scratch) {
+    if (tokens.some) {
+        for (int i = 0; i < tokens.num; ++i) scratch.scores[i] = logits[tokens.some->places[i]];
+        return scratch.scores;
     }
+    if (!is_edited) return logits;
+    std::copy_n(logits, tokens.num, scratch.scores);
+    return scratch.scores;
+}
+
+int32_t choose(const ChatrtSampler& sampler, const Tokens& tokens, const float* logits, const int32_t* drafts,
+               int num_before, int64_t position, const Scratch& scratch) {
+    const int n = tokens.num;
+    const bool is_edited = has_edits(sampler, num_before);
+    const float* scores = scores_of(tokens, logits, is_edited, scratch);
+    if (is_edited) edit(sampler, tokens, drafts, num_before, scratch.scores);
     const bool greedy = sampler.temperature == 0.0f;
     if (!greedy && sampler.temperature != 1.0f) {
         divide(scores, sampler.temperature, n, scratch.scores);
         scores = scratch.scores;
     }
     const Row row = find_maxima(scores, n, scratch.block_max);
-    const int32_t likeliest = first_of_maximum(row, scratch.block_max);
+    const int32_t likeliest = tokens.id(first_of_maximum(row, scratch.block_max));
     if (greedy || !std::isfinite(row.max)) return likeliest;
     const uint64_t key = mix(sampler.seed + kGolden * (uint64_t(position) + 1));
     const Best best{double(row.max) + gumbel_noise(noise_bits(key, likeliest)), likeliest};
     const Filters filters{sampler.top_k, sampler.top_p, sampler.log_min_p};
-    if (!filters.any()) return choose_of_row(row, scratch.block_max, key, best);
-    return choose_of_list(scratch, gather_candidates(filters, row, scratch), key, best);
+    if (!filters.any()) return choose_of_row(row, tokens, scratch.block_max, key, best);
+    return choose_of_list(scratch, tokens, gather_candidates(filters, row, scratch), key, best);
+}
+
+// The lowest id whose logit is the row's maximum; the row's ids are in any order.
+int32_t lowest_of_maximum(const Row& row, const int32_t* listed, const float* block_max) {
+    int32_t lowest = std::numeric_limits<int32_t>::max();
+    for (int b = 0; b < num_blocks(row.num); ++b) {
+        if (block_max[b] != row.max) continue;
+        const int start = b * kBlock, end = std::min(start + kBlock, row.num);
+        for (int i = start; i < end; ++i) {
+            if (row.scores[i] == row.max) lowest = std::min(lowest, listed[i]);
+        }
+    }
+    return lowest;
 }
 
 }  // namespace
@@ -172,11 +218,27 @@ int64_t chatrt_sampling_scratch_bytes(int32_t vocab_size) { return scratch_bytes
 int32_t chatrt_choose_rows(const ChatrtSampler* sampler, const float* logits, int64_t row_stride, const int32_t* drafts,
                            int32_t num_drafts, int64_t position, void* memory, int32_t* token_ids) {
     const Scratch scratch = carve(memory, sampler->vocab_size);
+    const Tokens tokens{nullptr, sampler->vocab_size};
     for (int32_t i = 0; i <= num_drafts; ++i) {
-        token_ids[i] = choose(*sampler, logits + i * row_stride, drafts, i, position + i, scratch);
+        token_ids[i] = choose(*sampler, tokens, logits + i * row_stride, drafts, i, position + i, scratch);
         if (i < num_drafts && token_ids[i] != drafts[i]) return i + 1;
     }
     return num_drafts + 1;
+}
+
+int32_t chatrt_choose_among(const ChatrtSampler* sampler, const ChatrtSubset* subset, const float* logits,
+                            const int32_t* drafts, int32_t num_drafts, int64_t position, void* memory,
+                            float* probability) {
+    const Scratch scratch = carve(memory, subset->num);
+    const Row row = find_maxima(logits, subset->num, scratch.block_max);
+    const double total = weigh_row(row, scratch);
+    const Tokens tokens{subset, subset->num};
+    const bool is_argmax = sampler->temperature == 0.0f && !has_edits(*sampler, num_drafts) && std::isfinite(row.max);
+    const int32_t chosen = is_argmax ? lowest_of_maximum(row, subset->listed, scratch.block_max)
+                                     : choose(*sampler, tokens, logits, drafts, num_drafts, position, scratch);
+    const float logit = logits[subset->places[subset->ranks[chosen]]];
+    *probability = float(std::exp(double(logit) - double(row.max)) / total);
+    return chosen;
 }
 
 int32_t chatrt_log_probs(const float* logits, int32_t vocab_size, int32_t token_id, int32_t num_top, void* memory,
@@ -196,7 +258,7 @@ int32_t chatrt_log_probs(const float* logits, int32_t vocab_size, int32_t token_
             top_ids[at] = top_ids[at - 1];
         }
         logprobs[at + 1] = value;
-        top_ids[at] = scratch.list_ids[i];
+        top_ids[at] = scratch.list_indices[i];
     }
     return num;
 }

@@ -27,6 +27,16 @@ struct ChatrtSampler {
     const int32_t* seen_counts;
 };
 
+// Some tokens of the vocabulary, of which alone there are logits. Arrays belong to the caller.
+struct ChatrtSubset {
+    const int32_t* listed;  // [num], distinct ids in the order of their logits
+    const int32_t* ids;     // [num], the same ids, ascending
+    const int32_t* places;  // [num], where the logit of ids[i] stands
+    const int32_t* ranks;   // [num_ranks], i where the index is ids[i], -1 where it is none of them
+    int32_t num;
+    int32_t num_ranks;
+};
+
 // Bytes of scratch memory that the functions below need for rows of up to so many logits.
 int64_t chatrt_sampling_scratch_bytes(int32_t vocab_size);
 
@@ -36,6 +46,13 @@ int64_t chatrt_sampling_scratch_bytes(int32_t vocab_size);
 // chosen; without a logit above minus infinity the choice is id 0, with an infinite one it is the first of these.
 int32_t chatrt_choose_rows(const ChatrtSampler* sampler, const float* logits, int64_t row_stride, const int32_t* drafts,
                            int32_t num_drafts, int64_t position, void* memory, int32_t* token_ids);
+
+// The token that a row of the whole vocabulary would give that had the `num` logits of the subset, and minus infinity
+// for all other tokens. The row follows the history and `drafts`, and `position` is that of the token. `probability`
+// receives the softmax of the logits as they are, among the subset; where none of them is finite, it means nothing.
+int32_t chatrt_choose_among(const ChatrtSampler* sampler, const ChatrtSubset* subset, const float* logits,
+                            const int32_t* drafts, int32_t num_drafts, int64_t position, void* memory,
+                            float* probability);
 
 // Log-softmax of one row at `token_id` (into logprobs[0]) and at its `num_top` likeliest ids, likeliest first and the
 // lower id first among equals (into logprobs[1 ...] and top_ids). Returns the number of these: less than num_top where

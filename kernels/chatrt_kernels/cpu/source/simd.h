@@ -69,3 +69,15 @@ inline float bfloat_to_float(uint16_t bfloat) {
 #else
 #include "simd_portable.h"
 #endif
+
+#ifndef CHATRT_HAS_SPREAD
+namespace chatrt {
+
+inline void store_spread(float* p, Floats x, uint32_t bits) {
+    float lanes[kLanes];
+    store(lanes, x);
+    for (int i = 0; bits; bits &= bits - 1) p[__builtin_ctz(bits)] = lanes[i++];
+}
+
+}  // namespace chatrt
+#endif

@@ -35,6 +35,16 @@ inline __mmask16 first_lanes(int n) { return __mmask16((1u << n) - 1u); }
 inline Floats load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 inline void store_first(float* p, Floats x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
 
+// The lanes in order to those of 32 numbers whose bits are set, which are 16; the others' memory is not touched.
+#define CHATRT_HAS_SPREAD 1
+inline void store_spread(float* p, Floats x, uint32_t bits) {
+    const __mmask16 low = __mmask16(bits), high = __mmask16(bits >> 16);
+    _mm512_mask_storeu_ps(p, low, _mm512_maskz_expand_ps(low, x));
+    if (!high) return;
+    const Floats rest = _mm512_maskz_compress_ps(__mmask16(0xffffu << __builtin_popcount(low)), x);
+    _mm512_mask_storeu_ps(p + kLanes, high, _mm512_maskz_expand_ps(high, rest));
+}
+
 // Lanes below n of x, lanes from n on of y.
 inline Floats first_of(Floats x, Floats y, int n) { return _mm512_mask_blend_ps(first_lanes(n), y, x); }
 

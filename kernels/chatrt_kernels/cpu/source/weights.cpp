@@ -175,21 +175,24 @@ void unpack_tile(int32_t format, const uint8_t* tile, const uint8_t* head, int r
 
 }  // namespace
 
-void repack_strip(int32_t format, const uint8_t* rows, int num_outputs, int num_inputs, int strip, uint8_t* strips) {
+void repack_strip(int32_t format, const uint8_t* rows, const int32_t* order, int num_outputs, int num_inputs, int strip,
+                  uint8_t* strips) {
     uint8_t* out = strips + size_t(strip) * strip_bytes(format, num_inputs);
     std::memset(out, 0, strip_bytes(format, num_inputs));
     const size_t row_bytes = size_t(num_inputs / block_inputs(format)) * block_bytes(format);
     for (int r = 0; r < kStripRows && strip * kStripRows + r < num_outputs; ++r) {
-        repack_row(format, rows + size_t(strip * kStripRows + r) * row_bytes, num_inputs, r, out);
+        const int place = strip * kStripRows + r;
+        repack_row(format, rows + size_t(order ? order[place] : place) * row_bytes, num_inputs, r, out);
     }
 }
 
 void unpack_row(const Weight& weight, int row, float* out) {
     const int32_t format = weight.format;
-    const int r = row % kStripRows;
+    const int place = weight.ranks ? weight.ranks[row] : row;
+    const int r = place % kStripRows;
     // The strip is only read here; the helpers serve repacking as well.
     uint8_t* strip = const_cast<uint8_t*>(weight.strips) +
-                     size_t(row / kStripRows) * strip_bytes(format, weight.num_inputs);
+                     size_t(place / kStripRows) * strip_bytes(format, weight.num_inputs);
     if (is_float(format)) {
         for (int i = 0; i < weight.num_inputs; ++i) {
             const uint8_t* p = strip + size_t(kStripRows * i + r) * block_bytes(format);

@@ -35,6 +35,9 @@ struct Weight {
     int32_t num_inputs;
     int32_t sensitive;  // remainders of more groups of activations are read
     const uint8_t* strips;
+    // Rows may lie in another order than they are numbered in; null where they do not.
+    const int32_t* order;  // [num_outputs], the number of the row at each place
+    const int32_t* ranks;  // [num_outputs], the place of the row of each number
 };
 
 inline bool is_float(int32_t format) { return format <= kBF16; }
@@ -70,10 +73,13 @@ constexpr size_t strip_bytes(int32_t format, int num_inputs) {
     return size_t(tiles) * tile_bytes(format) + size_t(tiles / 8) * head_bytes(format);
 }
 
-// Puts strip `strip` of a matrix in file order (`rows`: whole rows of the file's blocks) into place.
-void repack_strip(int32_t format, const uint8_t* rows, int num_outputs, int num_inputs, int strip, uint8_t* strips);
+// Puts strip `strip` of a matrix in file order (`rows`: whole rows of the file's blocks) into place; `order` as in
+// Weight.
+void repack_strip(int32_t format, const uint8_t* rows, const int32_t* order, int num_outputs, int num_inputs, int strip,
+                  uint8_t* strips);
 
-// Row `row` of a matrix as numbers, each product and sum rounded on its own, as the file's format defines them.
+// The row of number `row` of a matrix as numbers, each product and sum rounded on its own, as the file's format defines
+// them.
 void unpack_row(const Weight& weight, int row, float* out);
 
 }  // namespace chatrt
