@@ -113,6 +113,11 @@ class BatchBuilder:
         """Sequences that one batch can hold."""
         return self._host_pages.shape[0]
 
+    @property
+    def max_pages_per_sequence(self) -> int:
+        """Pages that one sequence of a batch can have."""
+        return self._host_pages.shape[1]
+
     def build(self, rows: Sequence[BatchRows]) -> Batch:
         """Lay the sequences out, one after the other, and return views of the filled tensors.
 

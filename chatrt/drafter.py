@@ -1,6 +1,11 @@
 """The protocol that every drafter implements. The engine knows none of them by name.
 
-Knows: token ids, positions, session ids. Does not know: how a draft is made, or whether it is kept.
+    # a step      plan → propose → observe → one pass of the target → verify → commit
+    # told        propose: all that is committed; observe: the rows of the pass, with their drafts;
+    #             commit: how many positions of a session hold KV that counts
+
+Knows: token ids, positions, session ids. Does not know: how a draft is made, or whether it
+is kept.
 Invariant: a draft never changes the text (sample-match, CORRECTNESS 1.1), only how fast it comes.
 """
 
@@ -12,7 +17,11 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
+    from torch import Tensor
+
+    from chatrt.batch import BatchRows
+    from chatrt.kvcache import KVCache
+    from chatrt.sampling import RowSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,31 +29,58 @@ class DraftRequest:
     """One decoding session that may be drafted for in this step.
 
     `token_ids` are all committed tokens, the last one not yet computed by the target; `page_ids` is
-    its page table, already long enough for `max_tokens` further positions.
+    its page table, already long enough for `max_tokens` further positions. `sampler` chooses among
+    a drafter's logits as it will choose among the target's: same parameters, same noise. A chain
+    of drafts whose probability has fallen below `floor` is not worth going on with.
     """
 
     session_id: int
     token_ids: Sequence[int]
     page_ids: Sequence[int]
     max_tokens: int
+    sampler: RowSampler
+    floor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPass:
+    """A pass of the target: `rows[s]` are those of session `session_ids[s]`, drafts included."""
+
+    session_ids: Sequence[int]
+    rows: Sequence[BatchRows]
 
 
 class Drafter(Protocol):
-    """Proposes up to `max_tokens` tokens for each session; an empty proposal is always allowed."""
+    """Proposes up to `max_tokens` tokens for each session; an empty proposal is always allowed.
+
+    `kv` holds keys and values of its own, indexed by the same page ids as the target's: whoever
+    copies pages copies them there too. None for a drafter without.
+    """
 
     name: str
-    feature_layers: tuple[int, ...]  # target layers whose hidden states `observe` wants; often none
+
+    @property
+    def kv(self) -> KVCache | None:
+        """Its own paged keys and values, if it has any."""
+        ...
+
+    def source(self, session_id: int, token_ids: Sequence[int]) -> str:
+        """Who would draft for the session now: its own name, or that of a drafter inside it."""
+        ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         """One proposal for each request, each at most `max_tokens` long."""
         ...
 
-    def observe(self, features: torch.Tensor, slots: torch.Tensor) -> None:
-        """Hidden states `[rows, len(feature_layers), hidden]` of a target pass, with KV slots."""
+    def observe(self, target_pass: TargetPass) -> Tensor | None:
+        """The target is about to compute these rows.
+
+        Returns what the decoder's follower reads as the pass's `feature_rows`; None without one.
+        """
         ...
 
-    def commit(self, session_id: int, num_tokens: int) -> None:
-        """The session now has `num_tokens` committed tokens: trim what was drafted beyond them."""
+    def commit(self, session_id: int, num_computed: int) -> None:
+        """Positions `[0, num_computed)` of the session hold KV that counts, none behind them."""
         ...
 
     def close(self, session_id: int) -> None:

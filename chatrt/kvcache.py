@@ -180,7 +180,8 @@ class MemoryPlan:
     fraction_of: str  # its name, such as "RAM" or "free GPU memory"
     budget_bytes: int  # for pages; only whole pages of it are used
     explicit: bool  # the budget was given in bytes, not as a fraction
-    bytes_per_page: int
+    bytes_per_page: int  # of the target and of what drafts for it
+    draft_bytes_per_page: int  # of what drafts alone
     page_size: int
     num_pages: int
     max_context: int  # tokens
@@ -203,10 +204,14 @@ class MemoryPlan:
             percent = round(100 * self.budget_bytes / self.total_bytes)
             total = f"{format_bytes(self.total_bytes)} {self.fraction_of}"
             share = f"{format_bytes(self.kv_bytes)} = {percent} % of {total}"
+        draft = ""
+        if self.draft_bytes_per_page:
+            draft_bytes = self.num_pages * self.draft_bytes_per_page
+            draft = f", {format_bytes(draft_bytes)} of it for drafts"
         pages_per_context = -(-self.max_context // self.page_size)
         fits = self.num_pages / pages_per_context
         return [
-            f"KV cache: {self.num_pages:,} pages of {self.page_size} tokens ({share}), "
+            f"KV cache: {self.num_pages:,} pages of {self.page_size} tokens ({share}{draft}), "
             f"{self.num_tokens:,} tokens",
             f"context: up to {self.max_context:,} tokens ({pages_per_context:,} pages), "
             f"which the cache holds {fits:.1f} times",
@@ -222,12 +227,14 @@ def plan_memory(
     bytes_per_page: int,
     page_size: int,
     max_context: int,
+    draft_bytes_per_page: int = 0,
 ) -> MemoryPlan:
     """Decide how many pages there are: as many whole ones as the budget holds.
 
     The budget is `explicit_bytes`, or that `fraction` of `available_bytes`. What is available is
     the caller's to measure and to name (`fraction_of`): memory left free behind the weights on a
-    GPU, all of RAM on a CPU. `bytes_per_page` is the sum over the models that share the pages.
+    GPU, all of RAM on a CPU. `bytes_per_page` is the target's; what drafts for it keeps
+    `draft_bytes_per_page` under the same page ids.
 
     Raises:
         ModelError: Not even one page fits; the message has both sizes.
@@ -235,6 +242,7 @@ def plan_memory(
     budget_bytes = explicit_bytes
     if budget_bytes is None:
         budget_bytes = int(fraction * available_bytes)
+    bytes_per_page += draft_bytes_per_page
     num_pages = budget_bytes // bytes_per_page
     if num_pages < 1:
         raise ModelError(
@@ -247,6 +255,7 @@ def plan_memory(
         budget_bytes=budget_bytes,
         explicit=explicit_bytes is not None,
         bytes_per_page=bytes_per_page,
+        draft_bytes_per_page=draft_bytes_per_page,
         page_size=page_size,
         num_pages=num_pages,
         max_context=max_context,

@@ -15,7 +15,7 @@ from chatrt.turn import FinishReason
 
 if TYPE_CHECKING:
     from chatrt.reclaim import PoolFigures
-    from chatrt.turn import FinishedEvent, Stamps
+    from chatrt.turn import FinishedEvent, SpeculationFigures, Stamps
 
 _LATENCY_BUCKETS = tuple(0.0005 * 2**i for i in range(17))  # 0.5 ms … 33 s
 
@@ -51,6 +51,24 @@ class Metrics:
         self._responses = Counter(
             "chatrt_responses", "Turns by how they ended.", ("status",), registry=self._registry
         )
+        self._drafts = {
+            kind: Counter(f"chatrt_spec_{kind}_tokens", text, ("drafter",), registry=self._registry)
+            for kind, text in (
+                ("drafted", "Tokens drafted for the target to verify."),
+                ("accepted", "Drafted tokens that were the target's own."),
+            )
+        }
+        self._accepted_at = Counter(
+            "chatrt_spec_accepted_per_position",
+            "Accepted drafts by their place in the chain, from 0.",
+            ("position",),
+            registry=self._registry,
+        )
+        self._drafting = Counter(
+            "chatrt_spec_draft_seconds",
+            "Time in proposals, of each turn that was in a step.",
+            registry=self._registry,
+        )
         self._pages = Gauge(
             "chatrt_kv_pages", "KV pages by state.", ("state",), registry=self._registry
         )
@@ -72,6 +90,17 @@ class Metrics:
         if event.num_generated > 1:
             seconds = (event.last_token_ns - event.first_token_ns) / 1e9
             self._tpot.labels(self._model).observe(seconds / (event.num_generated - 1))
+
+        self._observe_drafts(event.speculation)
+
+    def _observe_drafts(self, figures: SpeculationFigures) -> None:
+        if not figures.drafted:
+            return
+        self._drafts["drafted"].labels(figures.drafter).inc(figures.drafted)
+        self._drafts["accepted"].labels(figures.drafter).inc(figures.accepted)
+        self._drafting.inc(figures.draft_ms / 1e3)
+        for position, accepted in enumerate(figures.accepted_per_position):
+            self._accepted_at.labels(str(position)).inc(accepted)
 
     def render(self, pool: PoolFigures) -> bytes:
         """All metrics in Prometheus' text format, with the page pool as it is now."""

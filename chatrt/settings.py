@@ -134,10 +134,19 @@ class Settings:
     max_active_lanes: Annotated[
         int, kinds.whole(1, None, "most lanes of a connection that answer at once; others wait")
     ] = 16
-    drafter: Annotated[
-        Literal["none", "ngram"],
-        kinds.one_of("none", "ngram", doc="what proposes tokens to verify"),
-    ] = "none"
+    speculation: Annotated[
+        Literal["auto", "off", "ngram", "head", "model"],
+        kinds.one_of(
+            *("auto", "off", "ngram", "head", "model"),
+            doc="what drafts tokens to verify; auto takes a trained head or the draft model where "
+            "there is one, n-grams where text repeats itself",
+        ),
+    ] = "auto"
+    draft: Annotated[
+        str | None,
+        kinds.text("draft model, or a folder made by train-draft; unset: the shipped head"),
+    ] = None
+    max_draft: Annotated[int, kinds.whole(1, 16, "most tokens drafted in one step")] = 4
     api_key_file: Annotated[
         Path | None, kinds.file("file with API keys, one a line; unset: the generated one")
     ] = None

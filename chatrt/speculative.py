@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from chatrt.drafter import Drafter, DraftRequest
     from chatrt.sampling import RowSampler
 
 
@@ -53,42 +52,54 @@ def row_logprobs(
     return [sampler.logprobs(logits[i], token_id) for i, token_id in enumerate(token_ids)]
 
 
-def propose(drafter: Drafter | None, requests: Sequence[DraftRequest]) -> list[list[int]]:
-    """Drafts for each request, never longer than it allows; nothing without a drafter."""
-    if drafter is None or not any(request.max_tokens for request in requests):
-        return [[] for _ in requests]
-    proposals = drafter.propose(requests)
-    return [p[: r.max_tokens] for p, r in zip(proposals, requests, strict=True)]
-
-
 @dataclass(slots=True)
 class SpeculationCounter:
-    """Counts of one turn, from which its figures are made."""
+    """Counts of one turn, from which its figures are made.
 
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    `depths[k]` counts the passes that verified k drafts, `drafted_by` drafts by who made them.
+    """
+
     emitted: int = 0
+    accepted: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    drafted_by: dict[str, int] = field(default_factory=dict)
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
 
-    def add(self, *, num_drafts: int, num_accepted: int, num_emitted: int) -> None:
-        """One target pass that drafted, accepted and emitted so many tokens."""
-        self.steps += 1
-        self.drafted += num_drafts
-        self.accepted += num_accepted
+    def add(
+        self, *, num_drafts: int, num_accepted: int, num_emitted: int, source: str = ""
+    ) -> None:
+        """One target pass that verified, accepted and emitted so many tokens."""
         self.emitted += num_emitted
+        self.accepted += num_accepted
+        while len(self.depths) <= num_drafts:
+            self.depths.append(0)
+        self.depths[num_drafts] += 1
         while len(self.accepted_per_position) < num_drafts:
             self.accepted_per_position.append(0)
         for i in range(num_accepted):
             self.accepted_per_position[i] += 1
+        if num_drafts:
+            self.drafted_by[source] = self.drafted_by.get(source, 0) + num_drafts
 
-    def figures(self, drafter: Drafter | None) -> SpeculationFigures:
+    def add_times(self, *, draft_ms: float, verify_ms: float) -> None:
+        """What a step took to draft and to verify, of all that were in it together."""
+        self.draft_ms += draft_ms
+        self.verify_ms += verify_ms
+
+    def figures(self) -> SpeculationFigures:
         """The figures for the turn's report."""
+        drafted = sum(self.drafted_by.values())
+        by_drafts = sorted(self.drafted_by, key=self.drafted_by.__getitem__, reverse=True)
         return SpeculationFigures(
-            drafter=drafter.name if drafter else "none",
-            steps=self.steps,
-            drafted=self.drafted,
+            drafter="+".join(by_drafts) if by_drafts else "none",
+            steps=sum(self.depths),
+            drafted=drafted,
             accepted=self.accepted,
             emitted=self.emitted,
             accepted_per_position=tuple(self.accepted_per_position),
+            depths=tuple(self.depths),
+            draft_ms=self.draft_ms,
+            verify_ms=self.verify_ms,
         )

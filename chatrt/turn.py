@@ -111,7 +111,12 @@ class KVFigures:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationFigures:
-    """What speculation did in one turn."""
+    """What speculation did in one turn.
+
+    `drafter` names who drafted, most drafts first, such as `head+ngram`. `depths[k]` counts the
+    target's passes that verified k drafts. The times are those of the steps behind the first token,
+    each step's whole also where several turns shared it.
+    """
 
     drafter: str = "none"
     steps: int = 0
@@ -119,6 +124,14 @@ class SpeculationFigures:
     accepted: int = 0
     emitted: int = 0
     accepted_per_position: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+
+    @property
+    def drafted_per_position(self) -> tuple[int, ...]:
+        """How many passes verified a draft at each position."""
+        return tuple(sum(self.depths[k:]) for k in range(1, len(self.depths)))
 
     @property
     def mean_accepted_length(self) -> float:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatrt.cli import bench_quality, bench_step, common
+from chatrt.cli import bench_quality, bench_speculation, bench_step, common
 from chatrt.cli.bench_output import (
     EXIT_INTERRUPTED,
     JsonOption,
@@ -261,5 +261,6 @@ def _server(
 def register(app: typer.Typer) -> None:
     """Adds the group of commands."""
     bench_step.register(bench)
+    bench_speculation.register(bench)
     bench_quality.register(bench)
     app.add_typer(bench)

@@ -205,7 +205,7 @@ def _load(resolved: Resolved, paths: Paths) -> _Loaded:
         files = fetch(source, cache_dir=paths.cache, progress=progress)
     started = time.perf_counter()
     with common.waiting() as report:
-        runtime = build_runtime(files, resolved, paths.kernels, report)
+        runtime = build_runtime(files, resolved, paths, report)
     load_s = time.perf_counter() - started
     target = runtime.target
     memory = resident_memory(target.kv, weight_bytes=target.decoder.weights.num_bytes)

@@ -13,10 +13,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from chatrt.batch import BatchBuilder
+from chatrt.cli.drafts import describe_drafts, find_draft, make_drafter
 from chatrt.cli.executor import find_executor
 from chatrt.cli.machine import memory_plan
+from chatrt.depth import DepthController, StepCosts
 from chatrt.engine import Engine, EngineLimits, Target
-from chatrt.engine.costs import measure_costs
+from chatrt.engine.costs import measure_costs, measure_rows
+from chatrt.engine.draft_costs import measure_drafts
 from chatrt.errors import StoreError, UnsupportedModel
 from chatrt.host import EngineHost
 from chatrt.kvcache import KVCache, MemoryPlan, format_bytes
@@ -33,31 +36,35 @@ from chatrt.session import SessionManager
 from chatrt.store import Store
 from chatrt.text.tokenizer import Tokenizer
 from chatrt.turn import FinishedEvent, TurnKind, TurnRequest
-from chatrt_drafts.ngram import NgramDrafter
 from chatrt_kernels.cpu.lower import MAX_HEAD_DIM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import torch
+
     from chatrt.cli.executor import Executor
     from chatrt.drafter import Drafter
     from chatrt.models.config import ModelConfig
     from chatrt.models.files import ModelFiles
+    from chatrt.paths import Paths
     from chatrt.scheduler import CostModel
     from chatrt.settings import Resolved, Settings
     from chatrt_kernels.ops import Ops
 
 _log = logging.getLogger(__name__)
 
-NUM_DRAFTS = 4
 _WARM_UP_TOKENS = 32
 _SEED_BITS = 53  # a client in JavaScript can repeat the seed that it is told
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An engine with what describes it; `ops` executes the `target` that the engine runs."""
+    """An engine with what describes it; `ops` executes the `target` that the engine runs.
+
+    `step_costs` are what depth control started from; None without a drafter, or if not warm.
+    """
 
     engine: Engine
     target: Target
@@ -66,45 +73,49 @@ class Runtime:
     model_name: str
     max_context: int
     sampling: SamplingParams
+    step_costs: StepCosts | None
 
 
 def build_runtime(
     files: ModelFiles,
     resolved: Resolved,
-    kernels: Path,
+    paths: Paths,
     report: Callable[[str], None],
     *,
     warm: bool = True,
 ) -> Runtime:
     """Load the model and make everything ready; `report` hears each stage in a few words.
 
-    `kernels` is the folder of compiled CPU kernels. A process that answers once and ends gains
-    nothing from being `warm`.
+    A process that answers once and ends gains nothing from being `warm`.
 
     Raises:
         ModelError: The model's files cannot be used, or not one KV page fits.
     """
     settings = resolved.settings
-    executor = find_executor(settings, kernels, report)
+    executor = find_executor(settings, paths.kernels, report)
     machine = executor.machine
     report(f"loading {files.name}")
-    model = load(files, settings, executor)
+    draft = find_draft(settings, files, paths.cache)
+    model = load(files, settings, executor, first_rows=draft.first_rows)
     tokenizer = Tokenizer.load(files.tokenizer_dir, eos_token_ids=model.config.eos_token_ids)
-    memory = memory_plan(settings, model.config, machine)
+    memory = memory_plan(settings, model.config, machine, draft.configs(model.config))
     weights = f"weights: {format_bytes(model.weights.num_bytes)}"
     threads = f"{executor.ops.name} kernels on {machine.num_threads} threads"
-    for line in (threads, weights, *memory.describe()):
+    drafts = f"drafts: {describe_drafts(settings, draft)}"
+    for line in (threads, weights, drafts, *memory.describe()):
         _log.info("%s", line)
     # A conversation can hold no more than the pool: the last page must stay for the answer.
     max_context = min(memory.max_context, memory.num_tokens)
-    drafter: Drafter | None = NgramDrafter() if settings.drafter == "ngram" else None
-    target = _target(settings, model, executor, tokenizer, memory, drafter)
+    target = _target(settings, model, executor, tokenizer, memory)
+    drafter = make_drafter(settings, draft, target, executor)
     # A turn that runs alone has no stream beside it that a chunk could hold up.
     costs: CostModel = LinearCostModel(fixed_ms=0.0, decode_row_ms=0.0, prefill_row_ms=0.0)
+    depth = None
     if warm:
         report("warming up")
         costs = _costs(target, settings, max_context)
-    engine = _engine(settings, target, memory, max_context, costs, drafter)
+        depth = _depth(target, drafter, settings, max_context)
+    engine = _engine(settings, target, memory, max_context, costs, drafter, depth)
     if warm:
         _warm_up(engine, settings, max_context)
     return Runtime(
@@ -115,11 +126,20 @@ def build_runtime(
         model_name=files.name,
         max_context=max_context,
         sampling=sampling_defaults(resolved, files.name, model),
+        step_costs=depth.costs if depth is not None else None,
     )
 
 
-def load(files: ModelFiles, settings: Settings, executor: Executor) -> Model:
+def load(
+    files: ModelFiles,
+    settings: Settings,
+    executor: Executor,
+    *,
+    first_rows: torch.Tensor | None = None,
+) -> Model:
     """The model's weights as the executor keeps them, in the format that the settings name.
+
+    `first_rows` are the rows of its head that lie together, for a draft head to use.
 
     Raises:
         ModelError: The model's files cannot be used.
@@ -127,7 +147,12 @@ def load(files: ModelFiles, settings: Settings, executor: Executor) -> Model:
     machine = executor.machine
     quantize = load_quantization(settings.quantize, native_kernels=machine.native)
     model = load_model(
-        files, executor.ops, device=machine.device, dtype=machine.dtype, quantize=quantize
+        files,
+        executor.ops,
+        device=machine.device,
+        dtype=machine.dtype,
+        quantize=quantize,
+        first_rows=first_rows,
     )
     head_dim = model.config.head_dim
     if machine.native and head_dim > MAX_HEAD_DIM:
@@ -184,11 +209,10 @@ def _target(
     executor: Executor,
     tokenizer: Tokenizer,
     memory: MemoryPlan,
-    drafter: Drafter | None,
 ) -> Target:
     """The decoder with its KV cache and batches, for conversations of up to `max_context`."""
     config, max_rows, machine = model.config, settings.max_num_batched_tokens, executor.machine
-    max_positions = memory.max_context + NUM_DRAFTS
+    max_positions = memory.max_context + settings.max_draft
     decoder = Decoder(
         config,
         model.weights,
@@ -197,7 +221,6 @@ def _target(
         max_positions=max_positions,
         device=machine.device,
         dtype=machine.dtype,
-        feature_layers=drafter.feature_layers if drafter is not None else (),
     )
     batches = BatchBuilder(
         max_rows,
@@ -231,6 +254,7 @@ def _engine(
     max_context: int,
     costs: CostModel,
     drafter: Drafter | None,
+    depth: DepthController | None,
 ) -> Engine:
     allocator = PageAllocator(memory.num_pages)
     tree = PrefixTree(allocator, settings.page_size)
@@ -245,11 +269,12 @@ def _engine(
         sessions=sessions,
         scheduler=Scheduler(sessions, limits, costs),
         drafter=drafter,
+        depth=depth,
         limits=EngineLimits(
             max_context=max_context,
             max_num_seqs=settings.max_num_seqs,
             page_size=settings.page_size,
-            num_drafts=NUM_DRAFTS if drafter is not None else 0,
+            num_drafts=settings.max_draft,
             max_pages_per_owner=settings.max_pages_per_key,
         ),
         clock=time.perf_counter_ns,
@@ -266,6 +291,19 @@ def _costs(target: Target, settings: Settings, max_context: int) -> CostModel:
     )
     _log.info("a step costs %s", costs.describe())
     return costs
+
+
+def _depth(
+    target: Target, drafter: Drafter | None, settings: Settings, max_context: int
+) -> DepthController | None:
+    """Depth control by what passes and drafts cost on this machine; None without a drafter."""
+    if drafter is None:
+        return None
+    sizes = {"page_size": settings.page_size, "max_context": max_context}
+    rows_ms = measure_rows(target, **sizes, clock=time.perf_counter_ns)
+    drafts = measure_drafts(target, drafter, **sizes, clock=time.perf_counter_ns)
+    _log.info("a verify pass takes %s", ", ".join(f"{n}: {ms:.1f} ms" for n, ms in rows_ms))
+    return DepthController(StepCosts(rows_ms, drafts), max_tokens=settings.max_draft)
 
 
 def _warm_up(engine: Engine, settings: Settings, max_context: int) -> None:

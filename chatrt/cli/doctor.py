@@ -188,7 +188,7 @@ def _model(settings: Settings, paths: Paths) -> dict[str, Any]:
             found["state"] = "not fetched; chatrt pull does it"
         else:
             found["state"] = "present"
-            found["memory_plan"] = _memory_plan(settings, path)
+            found |= _plan(settings, path, paths)
     except (ChatrtError, OSError) as error:
         found["state"] = str(error)
     except ModuleNotFoundError as error:
@@ -196,17 +196,24 @@ def _model(settings: Settings, paths: Paths) -> dict[str, Any]:
     return found
 
 
-def _memory_plan(settings: Settings, path: Path) -> list[str]:
-    """The plan on a CPU; on a GPU it depends on what is free once the weights are there."""
+def _plan(settings: Settings, path: Path, paths: Paths) -> dict[str, Any]:
+    """Who drafts, and the memory plan of a CPU; a GPU's depends on what is free at the start."""
+    from chatrt.cli.drafts import describe_drafts, find_draft
     from chatrt.cli.machine import find_machine, memory_plan
     from chatrt.models.files import ModelFiles
     from chatrt.models.loader import read_config
 
     machine = find_machine(settings)
+    files = ModelFiles(settings.model, path, path)
+    if settings.draft is not None and common.present_path(settings.draft, paths.cache) is None:
+        return {"drafts": f"the draft model {settings.draft}, which is not fetched"}
+    draft = find_draft(settings, files, paths.cache)
+    found: dict[str, Any] = {"drafts": describe_drafts(settings, draft)}
     if machine.device.type != "cpu":
-        return ["made at start, of the memory that is then free"]
-    config = read_config(ModelFiles(settings.model, path, path))
-    return memory_plan(settings, config, machine).describe()
+        return found | {"memory_plan": ["made at start, of the memory that is then free"]}
+    config = read_config(files)
+    plan = memory_plan(settings, config, machine, draft.configs(config))
+    return found | {"memory_plan": plan.describe()}
 
 
 def _versions() -> dict[str, Any]:

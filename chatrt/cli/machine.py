@@ -17,6 +17,8 @@ from chatrt.errors import SettingsError
 from chatrt.kvcache import KVCache, MemoryPlan, plan_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from chatrt.models.config import ModelConfig
     from chatrt.settings import Settings
 
@@ -103,19 +105,29 @@ def _num_cores() -> int:
     return min(usable, psutil.cpu_count(logical=False) or usable)
 
 
-def memory_plan(settings: Settings, config: ModelConfig, machine: Machine) -> MemoryPlan:
+def memory_plan(
+    settings: Settings,
+    config: ModelConfig,
+    machine: Machine,
+    drafts: Sequence[ModelConfig] = (),
+) -> MemoryPlan:
     """How many KV pages there will be; on a GPU, a share of what is free at this moment.
+
+    `drafts` are the draft models or heads that keep KV under the same page ids.
 
     Raises:
         ModelError: Not even one page fits.
         SettingsError: `max_context` is more than the model or the pages hold.
     """
-    bytes_per_page = KVCache.bytes_per_page(
-        num_layers=config.num_layers,
-        page_size=settings.page_size,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=machine.kv_dtype,
+    target_bytes, *draft_bytes = (
+        KVCache.bytes_per_page(
+            num_layers=one.num_layers,
+            page_size=settings.page_size,
+            kv_heads=one.num_kv_heads,
+            head_dim=one.head_dim,
+            dtype=machine.kv_dtype,
+        )
+        for one in (config, *drafts)
     )
     if machine.device.type == "cuda":
         available, name, fraction = torch.cuda.mem_get_info()[0], "free GPU memory", _GPU_FRACTION
@@ -132,7 +144,8 @@ def memory_plan(settings: Settings, config: ModelConfig, machine: Machine) -> Me
         fraction_of=name,
         fraction=settings.kv_memory_fraction or fraction,
         explicit_bytes=settings.kv_memory_bytes,
-        bytes_per_page=bytes_per_page,
+        bytes_per_page=target_bytes,
+        draft_bytes_per_page=sum(draft_bytes),
         page_size=settings.page_size,
         max_context=asked or config.max_context,
     )

@@ -17,7 +17,19 @@ import typer
 from typer.core import TyperGroup
 
 import chatrt
-from chatrt.cli import bench, chat, config, doctor, kernels, models, pull, run, serve, stop
+from chatrt.cli import (
+    bench,
+    chat,
+    config,
+    doctor,
+    kernels,
+    models,
+    pull,
+    run,
+    serve,
+    stop,
+    train_draft,
+)
 from chatrt.errors import CallerError, ChatrtError, SettingsError
 from chatrt.launch import ERROR_PREFIX
 
@@ -30,7 +42,7 @@ EXIT_INTERRUPTED = 130
 _SPIN_COUNT = "1000"
 
 # Each module has one `register(app)`; the order is that of `chatrt --help`.
-COMMANDS = (chat, run, serve, pull, models, kernels, bench, doctor, config, stop)
+COMMANDS = (chat, run, serve, pull, models, kernels, train_draft, bench, doctor, config, stop)
 
 # What only the extra `serve` installs: a missing one means the extra, not a broken installation.
 _SERVE_PACKAGES = {

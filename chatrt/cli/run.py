@@ -144,7 +144,7 @@ async def _from_engine(
         files = fetch(source, cache_dir=paths.cache, progress=progress)
     with common.waiting() as report:
         quiet = report if sys.stderr.isatty() else _say_nothing
-        runtime = build_runtime(files, resolved, paths.kernels, quiet, warm=False)
+        runtime = build_runtime(files, resolved, paths, quiet, warm=False)
     host = EngineHost(runtime.engine)
     host.start()
     service = build_service(runtime, host, resolved.settings, None)

@@ -78,7 +78,9 @@ def serve(
     max_pages_per_key: Annotated[int | None, typer.Option(help=_help("max_pages_per_key"))] = None,
     max_lanes: Annotated[int | None, typer.Option(help=_help("max_lanes"))] = None,
     max_active_lanes: Annotated[int | None, typer.Option(help=_help("max_active_lanes"))] = None,
-    drafter: Annotated[str | None, typer.Option(help=_help("drafter"))] = None,
+    speculation: Annotated[str | None, typer.Option(help=_help("speculation"))] = None,
+    draft: Annotated[str | None, typer.Option(help=_help("draft"))] = None,
+    max_draft: Annotated[int | None, typer.Option(help=_help("max_draft"))] = None,
     api_key_file: Annotated[Path | None, typer.Option(help=_help("api_key_file"))] = None,
     insecure_no_auth: Annotated[
         bool | None, typer.Option("--insecure-no-auth", help=_help("insecure_no_auth"))
@@ -171,7 +173,7 @@ async def _load_and_run(
 
     settings = resolved.settings
     files = await _in_daemon_thread(lambda: _fetch(settings, paths, report))
-    runtime = await _in_daemon_thread(lambda: build_runtime(files, resolved, paths.kernels, report))
+    runtime = await _in_daemon_thread(lambda: build_runtime(files, resolved, paths, report))
     host = EngineHost(runtime.engine)
     host.start()
     database = paths.database if settings.store else None

@@ -1,8 +1,9 @@
-"""What a step costs on this machine, measured: the scheduler sizes prefill chunks by it.
+"""What a step costs on this machine, measured: chunks and drafts are sized by it.
 
 Knows: the target's forward, a clock. Does not know: sessions, turns.
 Invariant: nothing that is measured stays: pages that are written here belong to nobody yet.
-Cost: twenty forwards, which also warm the shapes up.
+Cost: twenty forwards for the scheduler's model, which also warm the shapes up; for passes by their
+rows a budget in seconds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _NUM_REPEATS = 5
 _CHUNK_ROWS = 64
 _NUM_SEQUENCES = 4
 _CONTEXT_TOKENS = 1024
+_VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 
 
 def measure_costs(
@@ -57,17 +59,53 @@ def measure_costs(
     )
 
 
+def measure_rows(
+    target: Target,
+    *,
+    page_size: int,
+    max_context: int,
+    clock: Callable[[], int],
+    budget_s: float = 0.4,
+) -> tuple[tuple[int, float], ...]:
+    """(rows, ms) of passes that verify one sequence, logits at every row; ms never fall.
+
+    Numbers of rows take turns, so that what disturbs the machine for a while disturbs all of them:
+    five times, or as often as `budget_s` allows; once at least, twice where once is within it.
+    `clock` gives nanoseconds. Like `measure_costs` it is for the time before any session exists.
+    """
+    most = max(1, min(target.batches.max_rows, target.kv.num_pages * page_size, max_context))
+    counts = [count for count in _VERIFY_ROWS if count <= most]
+    pages = range(-(-counts[-1] // page_size))
+    passes = [[BatchRows([0] * count, 0, pages, range(count))] for count in counts]
+    least_ms = [float("inf")] * len(counts)
+    start_ns = clock()
+    for num_rounds in range(1, _NUM_REPEATS + 1):
+        for index, rows in enumerate(passes):
+            # As in service, where each pass finds the caches as the one before it left them. No
+            # sample itself: the least of many beside the least of a few would make rows look dear.
+            _forward_ms(target, passes[0], clock)
+            least_ms[index] = min(least_ms[index], _forward_ms(target, rows, clock))
+        spent_s = (clock() - start_ns) / 1e9
+        if spent_s * (num_rounds + 1) / num_rounds > budget_s * (2 if num_rounds == 1 else 1):
+            break
+    # What adds to a time is not the pass's own: fewer rows take at most what more rows took.
+    for index in range(len(counts) - 2, -1, -1):
+        least_ms[index] = min(least_ms[index], least_ms[index + 1])
+    return tuple(zip(counts, least_ms, strict=True))
+
+
 def _slope(low_ms: float, high_ms: float, difference: int) -> float:
     return max(0.0, high_ms - low_ms) / difference if difference else 0.0
 
 
 def _least_ms(target: Target, rows: Sequence[BatchRows], clock: Callable[[], int]) -> float:
     """Other processes only ever add to a time: the least of several is the forward's own."""
-    times_ms: list[float] = []
-    for _ in range(_NUM_REPEATS):
-        start_ns = clock()
-        logits = target.decoder.forward(target.batches.build(rows), target.kv)
-        if logits.values.device.type == "cuda":
-            torch.cuda.synchronize(logits.values.device)
-        times_ms.append((clock() - start_ns) / 1e6)
-    return min(times_ms)
+    return min(_forward_ms(target, rows, clock) for _ in range(_NUM_REPEATS))
+
+
+def _forward_ms(target: Target, rows: Sequence[BatchRows], clock: Callable[[], int]) -> float:
+    start_ns = clock()
+    logits = target.decoder.forward(target.batches.build(rows), target.kv)
+    if logits.values.device.type == "cuda":
+        torch.cuda.synchronize(logits.values.device)
+    return (clock() - start_ns) / 1e6

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chatrt.engine.admission import Admission
-from chatrt.engine.forward import batch_rows, draft_requests
+from chatrt.engine.drafting import Drafting
+from chatrt.engine.forward import batch_rows
 from chatrt.engine.live import LiveTurn
 from chatrt.engine.report import finished, refused
 from chatrt.engine.residency import Residency
 from chatrt.errors import ChatrtError, InvalidValue, OutOfPages
 from chatrt.scheduler import Entry, Phase, Work
-from chatrt.speculative import propose, row_logprobs, verify
+from chatrt.speculative import row_logprobs, verify
 from chatrt.turn import (
     EngineEvent,
     FinishReason,
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from chatrt.depth import DepthController
     from chatrt.drafter import Drafter
     from chatrt.engine.admission import EngineLimits
     from chatrt.engine.forward import Target
     from chatrt.engine.residency import Placement
     from chatrt.scheduler import Plan, PlannedRows, Scheduler
-    from chatrt.session import SessionManager
+    from chatrt.session import PageCopy, SessionManager
     from chatrt.turn import TurnRequest
 
 
@@ -50,6 +52,7 @@ class Engine:
         sessions: The pages' bookkeeping.
         scheduler: Plans the steps over `sessions`.
         drafter: Proposes tokens, or None.
+        depth: Decides how many; without it each turn gets as many as `limits` say.
         limits: Caps.
         clock: Nanoseconds, monotonic.
         draw_seed: A fresh seed for a request that names none.
@@ -62,6 +65,7 @@ class Engine:
         sessions: SessionManager,
         scheduler: Scheduler,
         drafter: Drafter | None,
+        depth: DepthController | None = None,
         limits: EngineLimits,
         clock: Callable[[], int],
         draw_seed: Callable[[], int],
@@ -69,13 +73,13 @@ class Engine:
         self._target = target
         self._sessions = sessions
         self._scheduler = scheduler
-        self._drafter = drafter
+        self._drafting = Drafting(drafter, depth, max_tokens=limits.num_drafts, clock=clock)
         self._limits = limits
         self._clock = clock
         self._draw_seed = draw_seed
         self._admission = Admission(sessions, limits)
         self._residency = Residency(
-            sessions, max_sessions=limits.max_parked, on_close=self._session_closed
+            sessions, max_sessions=limits.max_parked, on_close=self._drafting.close
         )
         self._turns: dict[str, LiveTurn] = {}
         self._by_session: dict[int, LiveTurn] = {}
@@ -150,7 +154,7 @@ class Engine:
 
     def forget(self, response_ids: Iterable[str]) -> None:
         """Delete responses: tips and the pages that nothing else shares."""
-        self._target.kv.copy_rows(self._residency.forget(response_ids))
+        self._copy(self._residency.forget(response_ids))
 
     def drop_lane(self, typed_ahead_key: str) -> None:
         """A lane is gone: end its half-typed turn and close what it left."""
@@ -170,7 +174,7 @@ class Engine:
         for turn in failed:
             self._report_failure(turn, error)
         for turn in failed:
-            self._target.kv.copy_rows(self._residency.keep_older(turn.entry.session))
+            self._copy(self._residency.keep_older(turn.entry.session))
 
     def take_events(self) -> list[EngineEvent]:
         """Everything that happened since the last call, in order."""
@@ -183,10 +187,11 @@ class Engine:
         Events are left for `take_events`.
         """
         admitted = self._admit()
+        self._drafting.wish(self._turns.values())
         plan = self._scheduler.plan()
         if not plan.rows:
             return self._relieve(plan.starved) or admitted
-        drafts = propose(self._drafter, draft_requests(plan))
+        drafts = self._drafting.propose(plan, self._by_session)
         logits = self._forward(plan, drafts)
         now = self._clock()
         for planned, proposal, rows in zip(plan.rows, drafts, logits, strict=True):
@@ -225,7 +230,7 @@ class Engine:
         stamps.admitted_ns = self._clock()
         placement = self._residency.place(request)
         stamps.matched_ns = self._clock()
-        self._target.kv.copy_rows(placement.copies)
+        self._copy(placement.copies)
         stamps.restored_ns = self._clock()
         turn = self._live(request, placement)
         self._turns[request.response_id] = turn
@@ -238,16 +243,12 @@ class Engine:
         seed = sampling.seed if sampling.seed is not None else self._draw_seed()
         room = self._limits.max_context - len(request.token_ids)
         max_tokens = min(room, sampling.max_output_tokens or room)
-        num_drafts = request.speculation_tokens
-        if num_drafts is None:
-            num_drafts = self._limits.num_drafts
         entry = Entry(
             session=placement.session,
             work=Work.TYPED_AHEAD if request.kind is TurnKind.TYPED_AHEAD else Work.PREFILL,
             phase=Phase.RUNNING,
             priority=request.priority,
             arrival=request.stamps.received_ns,
-            draft_tokens=num_drafts if self._drafter is not None else 0,
             room=max_tokens - 1,
         )
         tokenizer = self._target.tokenizer
@@ -259,7 +260,8 @@ class Engine:
             typed_ahead_tokens=placement.num_typed_ahead,
             miss_reason=placement.miss_reason,
         )
-        return LiveTurn(request, entry, sampler, tokenizer, max_tokens, kv)
+        max_drafts = self._drafting.limit(request.speculation_tokens)
+        return LiveTurn(request, entry, sampler, tokenizer, max_tokens, kv, max_drafts)
 
     def _forward(self, plan: Plan, drafts: Sequence[Sequence[int]]) -> list[Tensor]:
         """One pass over all planned rows; each entry's logits, none where it samples nothing."""
@@ -268,13 +270,24 @@ class Engine:
             turn = self._by_session[planned.entry.session.session_id]
             sample = planned.samples and turn.request.kind is TurnKind.ANSWER
             rows.append(batch_rows(planned, proposal, sample=sample))
-        return self._target.forward(rows, self._drafter)
+        feature_rows = self._drafting.observe(plan, rows)
+        started_ns = self._clock()
+        logits = self._target.forward(rows, feature_rows)
+        num_rows = sum(len(one.token_ids) for one in rows)
+        self._drafting.time_pass(plan, num_rows, self._clock() - started_ns)
+        return logits
+
+    def _copy(self, copies: Sequence[PageCopy]) -> None:
+        """Copy rows in all KV tensors that the page ids name."""
+        self._target.kv.copy_rows(copies)
+        self._drafting.copy_rows(copies)
 
     def _commit_prompt(self, turn: LiveTurn, planned: PlannedRows, now: int) -> None:
         session = turn.entry.session
         num_computed = planned.start + planned.num_rows - planned.num_drafts
         turn.num_computed_tokens += num_computed - planned.start
         self._sessions.commit(session, (), num_computed=num_computed)
+        self._drafting.commit(session)
         if turn.request.kind is not TurnKind.ANSWER and num_computed >= len(session.token_ids):
             turn.request.stamps.prefilled_ns = now
             turn.finish = FinishReason.PREFILLED
@@ -296,17 +309,13 @@ class Engine:
         taken = emitted.token_ids
         sampler.accept(taken)
         turn.entry.room = turn.room
-        turn.counter.add(
-            num_drafts=len(drafts),
-            num_accepted=min(verified.num_accepted, len(taken)),
-            num_emitted=len(taken),
-        )
+        num_accepted = min(verified.num_accepted, len(taken))
+        self._drafting.count(turn, len(drafts), num_accepted=num_accepted, num_emitted=len(taken))
         # The last taken token has no KV that counts, whether it was a draft or the target's own.
         self._sessions.commit(session, taken, num_computed=length + len(taken) - 1)
         if planned.num_drafts:
             self._sessions.trim(session)
-            assert self._drafter is not None
-            self._drafter.commit(session.session_id, len(session.token_ids))
+        self._drafting.commit(session)
         self._events.append(
             TokensEvent(turn.request.response_id, emitted.text, taken, emitted.logprobs, sampled_ns)
         )
@@ -337,9 +346,8 @@ class Engine:
             self._sessions.trim(session)
             return output_ids
         num_kept = turn.prompt_length + cut.num_kept
-        self._target.kv.copy_rows(self._sessions.rewind(session, num_kept))
-        if self._drafter is not None:
-            self._drafter.commit(session.session_id, num_kept)
+        self._copy(self._sessions.rewind(session, num_kept))
+        self._drafting.commit(session)
         self._sessions.extend(session, cut.remainder_ids)
         return output_ids
 
@@ -353,7 +361,6 @@ class Engine:
                 turn,
                 output_ids,
                 kv=replace(turn.kv, computed_tokens=turn.num_computed_tokens),
-                drafter=self._drafter,
                 error=error,
                 time_ns=self._clock(),
             )
@@ -376,7 +383,7 @@ class Engine:
         turn = self._by_session[youngest.session.session_id]
         free, evictable = self._sessions.num_free, self._sessions.num_evictable
         self._report_failure(turn, OutOfPages(1, free, evictable, self._sessions.num_pages))
-        self._target.kv.copy_rows(self._residency.keep_older(turn.entry.session))
+        self._copy(self._residency.keep_older(turn.entry.session))
         return True
 
     def _supersede(self, typed_ahead_key: str) -> None:
@@ -391,7 +398,3 @@ class Engine:
         for turn in [t for t in self._turns.values() if half_typed(t.request)]:
             turn.finish = FinishReason.CANCELLED
             self._end(turn)
-
-    def _session_closed(self, session_id: int) -> None:
-        if self._drafter is not None:
-            self._drafter.close(session_id)

@@ -1,6 +1,6 @@
 """From a step's plan to its logits: the rows of every turn in one pass of the target.
 
-Knows: planned rows, batches, the decoder, what a drafter wants to see of a pass.
+Knows: planned rows, batches, the decoder.
 Does not know: what is done with the logits, events, where a turn stands.
 """
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chatrt.batch import NO_SAMPLES, BatchRows
-from chatrt.drafter import DraftRequest
 from chatrt.sampling import Sampler
 
 if TYPE_CHECKING:
@@ -19,11 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from chatrt.batch import BatchBuilder
-    from chatrt.drafter import Drafter
     from chatrt.kvcache import KVCache
     from chatrt.models.decoder import Decoder
     from chatrt.sampling import MakeSampler
-    from chatrt.scheduler import Plan, PlannedRows
+    from chatrt.scheduler import PlannedRows
     from chatrt.text.tokenizer import Tokenizer
 
 
@@ -42,27 +40,17 @@ class Target:
         """Ids that both the head and the tokenizer know; others cannot be sampled."""
         return min(self.decoder.config.vocab_size, self.tokenizer.vocab_size)
 
-    def forward(self, rows: Sequence[BatchRows], drafter: Drafter | None) -> list[Tensor]:
-        """One pass; `[samples, vocab]` logits for each sequence. The drafter sees the features."""
+    def forward(
+        self, rows: Sequence[BatchRows], feature_rows: Tensor | None = None
+    ) -> list[Tensor]:
+        """One pass; `[samples, vocab]` logits for each sequence.
+
+        `feature_rows` are for the decoder's follower.
+        """
         batch = self.batches.build(rows)
-        logits = self.decoder.forward(batch, self.kv)
-        if logits.features is not None and drafter is not None:
-            drafter.observe(logits.features, batch.meta.write_slots)
+        logits = self.decoder.forward(batch, self.kv, feature_rows=feature_rows)
         values = logits.values.cpu()  # where the sampler works; no copy on a CPU
         return [values[r.start : r.stop] for r in batch.logit_ranges]
-
-
-def draft_requests(plan: Plan) -> list[DraftRequest]:
-    """What the plan allows to be drafted, for each of its sequences."""
-    return [
-        DraftRequest(
-            session_id=planned.entry.session.session_id,
-            token_ids=planned.entry.session.token_ids,
-            page_ids=planned.entry.session.page_ids,
-            max_tokens=planned.num_drafts,
-        )
-        for planned in plan.rows
-    ]
 
 
 def batch_rows(planned: PlannedRows, drafts: Sequence[int], *, sample: bool) -> BatchRows:

@@ -51,7 +51,8 @@ class Cut:
 class LiveTurn:
     """A turn that the engine has attached to a session.
 
-    `max_tokens` is the number of tokens that it may emit at most, context limit included.
+    `max_tokens` is the number of tokens that it may emit at most, context limit included,
+    `max_drafts` how many may be drafted for it in one step.
     """
 
     request: TurnRequest
@@ -60,6 +61,7 @@ class LiveTurn:
     tokenizer: Tokenizer
     max_tokens: int
     kv: KVFigures
+    max_drafts: int = 0
     counter: SpeculationCounter = field(default_factory=SpeculationCounter)
     token_ids: list[int] = field(default_factory=list)
     finish: FinishReason | None = None

@@ -12,7 +12,6 @@ from chatrt.turn import FinishedEvent, FinishReason, KVFigures, SpeculationFigur
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chatrt.drafter import Drafter
     from chatrt.engine.live import LiveTurn
     from chatrt.errors import ChatrtError
     from chatrt.turn import TurnRequest
@@ -23,7 +22,6 @@ def finished(
     output_ids: Sequence[int],
     *,
     kv: KVFigures,
-    drafter: Drafter | None,
     error: ChatrtError | None,
     time_ns: int,
 ) -> FinishedEvent:
@@ -37,7 +35,7 @@ def finished(
         text=turn.text,
         seed=turn.sampler.seed,
         kv=kv,
-        speculation=turn.counter.figures(drafter),
+        speculation=turn.counter.figures(),
         first_token_ns=turn.first_token_ns,
         last_token_ns=turn.last_token_ns,
         time_ns=time_ns,

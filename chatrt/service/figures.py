@@ -80,5 +80,8 @@ def _speculation(figures: SpeculationFigures) -> dict[str, Any]:
         "drafted": figures.drafted,
         "accepted": figures.accepted,
         "accepted_per_position": list(figures.accepted_per_position),
+        "depths": list(figures.depths),
+        "draft_ms": round(figures.draft_ms, 3),
+        "verify_ms": round(figures.verify_ms, 3),
         "mean_accepted_length": round(figures.mean_accepted_length, 4),
     }

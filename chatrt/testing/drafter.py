@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from torch import Tensor
-
-    from chatrt.drafter import DraftRequest
+    from chatrt.drafter import DraftRequest, TargetPass
 
 NUM_BYTES = 256
 
@@ -31,11 +29,11 @@ class ScriptedDrafter:
         num_extra: Tokens that each proposal is too long.
         page_size: Of the engine, to check page tables by.
 
-    `committed` holds the last length told for each session, `closed` the sessions that ended.
+    `committed` holds the computed length told last for each session, `closed` those that ended.
     """
 
     name = "scripted"
-    feature_layers: tuple[int, ...] = ()
+    kv = None
 
     def __init__(
         self,
@@ -52,17 +50,22 @@ class ScriptedDrafter:
         self._num_extra = num_extra
         self._page_size = page_size
 
+    def source(self, session_id: int, token_ids: Sequence[int]) -> str:
+        """Its own name."""
+        return self.name
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         """One proposal for each request that may have one, `num_extra` tokens too long."""
         return [self._propose(r) if r.max_tokens else [] for r in requests]
 
-    def observe(self, features: Tensor, slots: Tensor) -> None:
-        """Hidden states are not used."""
+    def observe(self, target_pass: TargetPass) -> None:
+        """Passes of the target must be of sessions that have not ended."""
+        assert not self.closed.intersection(target_pass.session_ids)
 
-    def commit(self, session_id: int, num_tokens: int) -> None:
+    def commit(self, session_id: int, num_computed: int) -> None:
         """Note the length."""
         assert session_id not in self.closed, f"session {session_id} has ended"
-        self.committed[session_id] = num_tokens
+        self.committed[session_id] = num_computed
 
     def close(self, session_id: int) -> None:
         """Note the end."""

@@ -101,11 +101,12 @@ def tiny_target(
     max_rows: int = 64,
     seed: int = 0,
     ops: Ops | None = None,
+    feature_layers: tuple[int, ...] = (),
 ) -> Target:
     """A two-layer random model that knows the tokenizer's ids; rows not written yet are NaN.
 
     `ops` executes it, by default the reference; pages lie as it wants them, in half precision
-    where that is head by head.
+    where that is head by head. `feature_layers` are those whose hidden states a drafter wants.
     """
     config = tiny_config(vocab_size=tokenizer.vocab_size, max_context=max_context)
     ops = ops or ReferenceOps()
@@ -134,6 +135,7 @@ def tiny_target(
         max_positions=max_context,
         device=device,
         dtype=torch.float32,
+        feature_layers=feature_layers,
     )
     batches = BatchBuilder(max_rows, 64, -(-max_context // PAGE_SIZE), PAGE_SIZE, device)
     return Target(decoder, kv, batches, tokenizer)

@@ -2,7 +2,8 @@
 
 Knows: a session's own token ids. Does not know: models, pages, logits.
 Invariant: every n-gram that ends before the last token is indexed once, by its latest occurrence.
-Cost: O(longest n-gram) per token and per proposal; nothing is rescanned.
+Cost: O(longest n-gram) per token and per proposal; nothing is rescanned, and a long history is
+indexed over several steps so that none of them is held up.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
+    from chatrt.drafter import DraftRequest, TargetPass
 
-    from chatrt.drafter import DraftRequest
+_MAX_TOKENS_PER_STEP = 512  # about half a millisecond
 
 
 @dataclass(slots=True)
@@ -26,28 +27,53 @@ class _Index:
     num_indexed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The last `length` tokens occurred before; `position` is that of the token behind them."""
+
+    length: int
+    position: int
+
+
 class NgramDrafter:
     """Looks up the longest suffix of `max_ngram` down to `min_ngram` tokens."""
 
     name = "ngram"
-    feature_layers: tuple[int, ...] = ()
+    kv = None
 
     def __init__(self, *, max_ngram: int = 4, min_ngram: int = 2) -> None:
         self._max_ngram = max_ngram
         self._min_ngram = min_ngram
         self._indexes: dict[int, _Index] = {}
 
+    def source(self, session_id: int, token_ids: Sequence[int]) -> str:
+        """Its own name."""
+        return self.name
+
+    def find(self, session_id: int, token_ids: Sequence[int]) -> Match | None:
+        """The longest suffix that occurred before; indexes what is new."""
+        index = self._indexes.setdefault(session_id, _Index())
+        self._extend(index, token_ids)
+        if index.num_indexed < len(token_ids):
+            return None
+        longest = min(self._max_ngram, len(token_ids))
+        for length in range(longest, self._min_ngram - 1, -1):
+            position = index.follows.get(tuple(token_ids[-length:]))
+            if position is not None:
+                return Match(length, position)
+        return None
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         """One proposal for each request; empty where no suffix occurred before."""
         return [self._propose(request) for request in requests]
 
-    def observe(self, features: Tensor, slots: Tensor) -> None:
-        """Hidden states are not used."""
+    def observe(self, target_pass: TargetPass) -> None:
+        """Passes of the target are not looked at."""
 
-    def commit(self, session_id: int, num_tokens: int) -> None:
+    def commit(self, session_id: int, num_computed: int) -> None:
         """Forget the index when the session was rewound behind what it covers."""
         index = self._indexes.get(session_id)
-        if index is not None and num_tokens < index.num_indexed:
+        if index is not None and num_computed < index.num_indexed:
             del self._indexes[session_id]
 
     def close(self, session_id: int) -> None:
@@ -55,21 +81,17 @@ class NgramDrafter:
         self._indexes.pop(session_id, None)
 
     def _propose(self, request: DraftRequest) -> list[int]:
-        tokens = request.token_ids
         if not request.max_tokens:
             return []
-        follows = self._extend(request.session_id, tokens).follows
-        for length in range(min(self._max_ngram, len(tokens)), self._min_ngram - 1, -1):
-            position = follows.get(tuple(tokens[-length:]))
-            if position is not None:
-                return list(tokens[position : position + request.max_tokens])
-        return []
+        match = self.find(request.session_id, request.token_ids)
+        if match is None:
+            return []
+        return list(request.token_ids[match.position : match.position + request.max_tokens])
 
-    def _extend(self, session_id: int, tokens: Sequence[int]) -> _Index:
+    def _extend(self, index: _Index, tokens: Sequence[int]) -> None:
         """Index the n-grams that are followed by a token that was not there before."""
-        index = self._indexes.setdefault(session_id, _Index())
-        for end in range(max(index.num_indexed, self._min_ngram), len(tokens)):
+        last = min(len(tokens), index.num_indexed + _MAX_TOKENS_PER_STEP)
+        for end in range(max(index.num_indexed, self._min_ngram), last):
             for length in range(self._min_ngram, min(self._max_ngram, end) + 1):
                 index.follows[tuple(tokens[end - length : end])] = end
-        index.num_indexed = max(index.num_indexed, len(tokens))
-        return index
+        index.num_indexed = max(index.num_indexed, last)

@@ -88,7 +88,7 @@ def test_every_command_stands_in_the_help_with_a_sentence_that_is_not_cut() -> N
     result = runner.invoke(app, ["--help"])
     assert result.exit_code == 0
     for command in COMMANDS:
-        name = command.__name__.rpartition(".")[2]
+        name = command.__name__.rpartition(".")[2].replace("_", "-")
         (line,) = [one for one in result.stdout.splitlines() if one.startswith(f"  {name} ")]
         assert line.endswith(".")
         assert not line.endswith("...")

@@ -1,4 +1,4 @@
-"""The measured cost model: slopes from a few forwards, whatever the pool's size."""
+"""What is measured before service: a cost model, and passes by their rows; any pool's size."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from chatrt.batch import BatchBuilder
-from chatrt.engine.costs import measure_costs
+from chatrt.engine.costs import measure_costs, measure_rows
 from chatrt.models.decoder import Logits
 from chatrt.testing.engine import PAGE_SIZE, tiny_target
 from chatrt.testing.tokenizer import tiny_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from chatrt.batch import Batch
@@ -75,3 +76,74 @@ def test_a_pool_of_a_single_page_is_measured_too(tmp_path: Path) -> None:
     costs = measure_costs(target, page_size=PAGE_SIZE, max_context=16, clock=lambda: next(ticks))
     assert costs.fixed_ms == 1.0  # each forward took one tick, so nothing grows
     assert costs.prefill_row_ms == 0.0
+
+
+def _counted(
+    target: Target, clock: _Clock, monkeypatch: pytest.MonkeyPatch, ms: Callable[[int, int], float]
+) -> list[int]:
+    """Rows of all forwards from now on; the n-th of them takes `ms(n, rows)`."""
+    seen: list[int] = []
+
+    def forward(batch: Batch, _kv: object) -> Logits:
+        seen.append(batch.num_rows)
+        assert len(batch.logit_ranges) == batch.num_sequences == 1
+        assert len(batch.logit_ranges[0]) == batch.num_rows
+        clock.now_ns += int(ms(len(seen), batch.num_rows) * 1e6)
+        return Logits(torch.zeros(1, 1))
+
+    monkeypatch.setattr(target.decoder, "forward", forward)
+    return seen
+
+
+def test_passes_of_one_sequence_are_measured_by_their_rows_each_behind_a_single_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, clock = tiny_target(tiny_tokenizer(tmp_path)), _Clock()
+    seen = _counted(target, clock, monkeypatch, lambda _n, rows: 2 + 0.25 * rows)
+    measured = measure_rows(target, page_size=PAGE_SIZE, max_context=256, clock=clock)
+    rows = [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32]
+    assert [count for count, _ in measured] == rows
+    assert [ms for _, ms in measured] == pytest.approx([2 + 0.25 * count for count in rows])
+    assert seen[::2] == [1] * (len(seen) // 2)
+    assert seen[1::2] == rows * 5
+
+
+def test_a_disturbance_of_a_whole_round_or_of_one_number_of_rows_is_not_the_passes_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, clock = tiny_target(tiny_tokenizer(tmp_path)), _Clock()
+
+    def ms(n: int, rows: int) -> float:
+        return 2 + 0.25 * rows + (5 if n <= 22 else 0) + (4 if rows == 5 else 0)
+
+    _counted(target, clock, monkeypatch, ms)
+    measured = dict(measure_rows(target, page_size=PAGE_SIZE, max_context=256, clock=clock))
+    assert measured[1] == pytest.approx(2.25)
+    assert measured[5] == measured[6] == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize(("step_ms", "num_rounds"), [(1.0, 5), (6.0, 3), (15.0, 2), (50.0, 1)])
+def test_a_slower_model_is_measured_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_ms: float, num_rounds: int
+) -> None:
+    target, clock = tiny_target(tiny_tokenizer(tmp_path)), _Clock()
+    seen = _counted(target, clock, monkeypatch, lambda _n, _rows: step_ms)
+    measure_rows(target, page_size=PAGE_SIZE, max_context=256, clock=clock)
+    assert len(seen) == 22 * num_rounds
+    assert clock.now_ns <= max(2 * 0.4e9, 22 * step_ms * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "num_pages", "max_context", "most"),
+    [(7, 64, 256, 6), (64, 1, 256, 16), (64, 64, 3, 3)],
+)
+def test_rows_are_measured_up_to_what_batches_pages_and_context_hold(
+    tmp_path: Path, max_rows: int, num_pages: int, max_context: int, most: int
+) -> None:
+    ticks = itertools.count(0, 1_000)
+    target = tiny_target(tiny_tokenizer(tmp_path), num_pages=num_pages, max_rows=max_rows)
+    measured = measure_rows(
+        target, page_size=PAGE_SIZE, max_context=max_context, clock=lambda: next(ticks)
+    )
+    assert [count for count, _ in measured][-1] == most
+    assert [ms for _, ms in measured] == pytest.approx([0.001] * len(measured))

@@ -218,7 +218,7 @@ def test_the_drafter_is_told_of_tokens_that_a_stop_string_cut_off(tokenizer: Tok
     engine = tiny_engine(tokenizer, drafter=drafter, num_drafts=3)
     found = run_turn(engine, turn_request("a", prompt, sampling=sampling))
     assert found.output_ids == ()
-    assert list(drafter.committed.values()) == [len(prompt)]
+    assert list(drafter.committed.values()) == [len(prompt) - 1]
 
 
 def test_a_cancel_between_verify_steps_frees_the_pages_of_drafts(

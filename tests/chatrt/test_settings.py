@@ -78,7 +78,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
         ("dtype", "BFloat16", "bfloat16"),
         ("max_gap_ms", "none", None),
         ("threads", "none", None),
-        ("drafter", "none", "none"),
+        ("speculation", "off", "off"),
         ("api_key_file", "/keys", Path("/keys")),
     ],
 )
@@ -114,7 +114,7 @@ def test_toml_values_keep_their_types(tmp_path: Path) -> None:
         ("idle_exit_s", "-5"),
         ("idle_exit_s", 10**400),
         ("page_size", 0),
-        ("drafter", "oracle"),
+        ("speculation", "oracle"),
         ("store", "maybe"),
         ("allow_origin", [1]),
         ("threads", "0"),

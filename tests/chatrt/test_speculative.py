@@ -6,11 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatrt.drafter import DraftRequest
 from chatrt.params import SamplingParams
 from chatrt.sampling import Sampler
-from chatrt.speculative import SpeculationCounter, propose, row_logprobs, verify
-from chatrt_drafts.ngram import NgramDrafter
+from chatrt.speculative import SpeculationCounter, row_logprobs, verify
 
 VOCAB = 40
 
@@ -79,18 +77,17 @@ def test_logprobs_come_from_the_row_that_emitted_each_token() -> None:
     assert entries[1].logprob == float(torch.log_softmax(rows[1], 0)[9])
 
 
-def test_a_proposal_is_cut_to_what_the_request_allows() -> None:
-    tokens = [1, 2, 3, 4, 5, 1, 2]
-    requests = [DraftRequest(0, tokens, [0], 2), DraftRequest(1, tokens, [0], 0)]
-    assert propose(NgramDrafter(), requests) == [[3, 4], []]
-    assert propose(None, requests) == [[], []]
-
-
 def test_counts_add_up_over_steps() -> None:
     counter = SpeculationCounter()
-    counter.add(num_drafts=3, num_accepted=2, num_emitted=3)
+    counter.add(num_drafts=3, num_accepted=2, num_emitted=3, source="head")
     counter.add(num_drafts=0, num_accepted=0, num_emitted=1)
-    figures = counter.figures(None)
-    assert (figures.steps, figures.drafted, figures.accepted, figures.emitted) == (2, 3, 2, 4)
-    assert figures.accepted_per_position == (1, 1, 0)
-    assert figures.mean_accepted_length == 2.0
+    counter.add(num_drafts=4, num_accepted=4, num_emitted=5, source="ngram")
+    counter.add_times(draft_ms=0.5, verify_ms=3.0)
+    figures = counter.figures()
+    assert (figures.steps, figures.drafted, figures.accepted, figures.emitted) == (3, 7, 6, 9)
+    assert figures.accepted_per_position == (2, 2, 1, 1)
+    assert figures.drafted_per_position == (2, 2, 2, 1)
+    assert figures.depths == (1, 0, 0, 1, 1)
+    assert figures.drafter == "ngram+head"
+    assert figures.mean_accepted_length == 3.0
+    assert (figures.draft_ms, figures.verify_ms) == (0.5, 3.0)

@@ -6,11 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatrt.drafter import DraftRequest
+from chatrt.params import SamplingParams
+from chatrt.sampling import Sampler
 from chatrt_drafts.ngram import NgramDrafter
+
+SAMPLER = Sampler(SamplingParams(temperature=0.0), seed=0, vocab_size=8, prompt_ids=())
 
 
 def propose(drafter: NgramDrafter, tokens: list[int], *, limit: int = 3) -> list[int]:
-    return drafter.propose([DraftRequest(7, tokens, [], limit)])[0]
+    return drafter.propose([DraftRequest(7, tokens, [], limit, SAMPLER)])[0]
 
 
 def slow_proposal(tokens: list[int], limit: int) -> list[int]:
@@ -46,3 +50,14 @@ def test_a_closed_session_is_forgotten() -> None:
     propose(drafter, [1, 2, 3, 1, 2])
     drafter.close(7)
     assert propose(drafter, [1, 2]) == []
+
+
+def test_a_long_history_is_indexed_over_several_steps_and_drafts_when_it_is_done() -> None:
+    drafter, tokens = NgramDrafter(), [*range(1500), 0, 1]
+    assert [propose(drafter, tokens) for _ in range(3)] == [[], [], [2, 3, 4]]
+
+
+def test_a_match_says_how_many_tokens_recur() -> None:
+    match = NgramDrafter().find(7, [1, 2, 3, 9, 5, 1, 2, 3])
+    assert match is not None
+    assert (match.length, match.position) == (3, 3)

@@ -1,0 +1,207 @@
+"""The trained head as a drafter: one small layer on the target's hidden states.
+
+    # positions       [0, n)              n                    n + 1 …
+    # head's rows     written behind the  drafted from the     drafted from the head's own
+    #                 target's passes     feature of n - 1     state, one after the other
+    # behind a verify rewritten from the target's own features, as far as rows were computed
+
+Knows: sessions' tokens and pages, which feature belongs to which position. Does not know: the
+network's ops, logits of the target, how deep to draft.
+Invariant: the head's rows `[0, num_computed)` of a session are written whenever the target's are,
+so they are shared, copied and evicted with the same pages.
+Cost: one row of `bases` for each session that was seen last.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from chatrt.batch import BatchRows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from chatrt.batch import BatchBuilder
+    from chatrt.drafter import DraftRequest, TargetPass
+    from chatrt.kvcache import KVCache
+    from chatrt_drafts.head_network import HeadNetwork
+
+_NOTHING = 0  # the row of `bases` that stays zero
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a session's next row starts from: row `slot` of `bases`, made at `position`."""
+
+    slot: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A session's rows in the last pass: `count` of them from position `start` on."""
+
+    first_row: int
+    start: int
+    count: int
+
+
+class Chains(Protocol):
+    """How chains of drafts are run: all that a proposal does once it is known where rows start."""
+
+    def run(self, requests: Sequence[DraftRequest], base_rows: Sequence[int]) -> list[list[int]]:
+        """The drafts of each request.
+
+        `base_rows[i]` is the row of the network's `bases` that the first row of request i starts
+        from. A chain has one more draft while it has fewer than `max_tokens` and its probability is
+        not below `floor`.
+        """
+        ...
+
+
+class HeadDrafter:
+    """Drafts with a `HeadNetwork`.
+
+    Args:
+        network: The head over its own pages.
+        kv: Those pages, of one layer, with the same ids as the target's.
+        chains: What runs it for drafts.
+    """
+
+    name = "head"
+
+    def __init__(self, network: HeadNetwork, kv: KVCache, chains: Chains) -> None:
+        self._network = network
+        self._kv = kv
+        self._chains = chains
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._free_slots = list(range(network.num_slots - 1, _NOTHING, -1))
+        self._seen: dict[int, _Seen] = {}
+
+    @property
+    def kv(self) -> KVCache:
+        """The head's own pages."""
+        return self._kv
+
+    def source(self, session_id: int, token_ids: Sequence[int]) -> str:
+        """Its own name."""
+        return self.name
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """Chains of the head's likeliest tokens, all sessions' next ones in one pass."""
+        return self._chains.run(requests, [self._start_of(request) for request in requests])
+
+    def observe(self, target_pass: TargetPass) -> Tensor:
+        """Which row of `bases` each row of the pass starts from."""
+        base_rows: list[int] = []
+        self._seen = {}
+        for session_id, rows in zip(target_pass.session_ids, target_pass.rows, strict=True):
+            first_row, count = len(base_rows), len(rows.token_ids)
+            base_rows.append(self._base_of(session_id, rows.start))
+            following = self._network.num_slots + first_row
+            base_rows.extend(range(following, following + count - 1))
+            self._seen[session_id] = _Seen(first_row, rows.start, count)
+        return self._network.choose_bases(base_rows)
+
+    def commit(self, session_id: int, num_computed: int) -> None:
+        """Keep what the row at `num_computed` starts from, if it is known."""
+        position = num_computed - 1
+        seen, kept = self._seen.get(session_id), self._kept.get(session_id)
+        if seen is not None and seen.start <= position < seen.start + seen.count:
+            row = self._network.num_slots + seen.first_row + position - seen.start
+            slot = self._slot(session_id)
+            self._network.bases[slot] = self._network.bases[row]
+            self._kept[session_id] = _Kept(slot, position)
+        elif kept is not None and kept.position != position:
+            self.close(session_id)
+
+    def close(self, session_id: int) -> None:
+        """Forget what the session's next row would start from."""
+        kept = self._kept.pop(session_id, None)
+        if kept is not None:
+            self._free_slots.append(kept.slot)
+
+    def _start_of(self, request: DraftRequest) -> int:
+        return self._base_of(request.session_id, len(request.token_ids) - 1)
+
+    def _base_of(self, session_id: int, position: int) -> int:
+        """The row of `bases` that a session's row at `position` starts from."""
+        kept = self._kept.get(session_id)
+        return kept.slot if kept is not None and kept.position == position - 1 else _NOTHING
+
+    def _slot(self, session_id: int) -> int:
+        """The session's slot; where none is free, that of the session not seen for longest."""
+        kept = self._kept.pop(session_id, None)
+        if kept is not None:
+            return kept.slot
+        if not self._free_slots:
+            _, oldest = self._kept.popitem(last=False)
+            return oldest.slot
+        return self._free_slots.pop()
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Drafts of one session in the making."""
+
+    request: DraftRequest
+    base_row: int
+    token_ids: list[int]
+    likelihood: float = 1.0
+
+    @property
+    def next_row(self) -> BatchRows:
+        """The row that drafts the next token."""
+        tokens = self.request.token_ids
+        token_id = self.token_ids[-1] if self.token_ids else tokens[-1]
+        position = len(tokens) - 1 + len(self.token_ids)
+        return BatchRows([token_id], position, self.request.page_ids)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether one more draft is allowed and likely enough."""
+        request = self.request
+        return len(self.token_ids) < request.max_tokens and self.likelihood >= request.floor
+
+
+class SteppedChains:
+    """Implements `Chains` with a pass of the network after the other, on any executor.
+
+    Args:
+        network: The head over its own pages.
+        token_ids: The tokens that its logits are of, int64 `[n]` in main memory.
+        batches: A builder of its own: the target's is in use between a pass and its `observe`.
+    """
+
+    def __init__(self, network: HeadNetwork, token_ids: Tensor, batches: BatchBuilder) -> None:
+        self._network = network
+        self._token_ids = token_ids
+        self._batches = batches
+
+    def run(self, requests: Sequence[DraftRequest], base_rows: Sequence[int]) -> list[list[int]]:
+        """The drafts of each request, all sessions' next ones in one pass."""
+        chains = [_Chain(r, row, []) for r, row in zip(requests, base_rows, strict=True)]
+        going = [chain for chain in chains if chain.goes_on]
+        while going:
+            batch = self._batches.build([chain.next_row for chain in going])
+            logits = self._network.step(batch, [chain.base_row for chain in going]).cpu()
+            for row, chain in enumerate(going):
+                self._extend(chain, logits[row])
+                chain.base_row = self._network.num_slots + row
+            going = [chain for chain in going if chain.goes_on]
+        return [chain.token_ids for chain in chains]
+
+    def _extend(self, chain: _Chain, logits: Tensor) -> None:
+        tokens = chain.request.token_ids
+        choice = chain.request.sampler.choose_among(
+            logits,
+            self._token_ids,
+            position=len(tokens) + len(chain.token_ids),
+            drafts_before=chain.token_ids,
+        )
+        chain.token_ids.append(choice.token_id)
+        chain.likelihood *= choice.probability

@@ -1,0 +1,231 @@
+"""The network of a trained head on an executor's ops: behind a target's pass, and for a draft.
+
+Knows: the head's tensors, the target's embedding, head rows and hidden states, static buffers.
+Does not know: sessions, who drafts how deep, tokens' meaning.
+Invariant: row j of the head's keys and values comes from the target's feature at j - 1 (or, while
+drafting, from the head's own state there) and the token at j; nothing is allocated in a step.
+Cost: for a row of a pass the bytes of `features`, `embedding`, key and value; for a draft the layer
+and the kept head rows, a tenth of the default model's step.
+Source: EAGLE, arXiv 2401.15077, 2406.16858, 2503.01840.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from chatrt.models.layer import LayerBuffers, LayerCalls, project
+from chatrt.models.quantize import quantize_matrix
+from chatrt.models.weights import LayerWeights, Projection
+from chatrt_kernels.ops import ForwardInputs, RowMeta
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from chatrt.batch import Batch
+    from chatrt.kvcache import KVCache
+    from chatrt.models.decoder import Decoder
+    from chatrt_drafts.head_file import HeadFile
+    from chatrt_kernels.formats import QuantFormat
+    from chatrt_kernels.ops import Calls, Ops, Program, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """A head's weights as an executor keeps them; `kept` are the target's own rows of its tokens.
+
+    `num_bytes` counts the matrices that are the head's alone.
+    """
+
+    features: Weight  # [hidden, feature_layers * hidden]
+    embedding: Weight  # [hidden, hidden]
+    own: Weight  # [hidden, hidden]
+    layer: LayerWeights
+    final_norm: Tensor
+    kept: Weight  # [num kept tokens, hidden]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the head's own matrices."""
+        matrices = [self.features, self.embedding, self.own]
+        matrices += [projection.weight for projection in self.layer.projections()]
+        return sum(matrix.num_bytes for matrix in matrices)
+
+
+def prepare_weights(
+    head: HeadFile, decoder: Decoder, ops: Ops, quant_format: QuantFormat | None
+) -> HeadWeights:
+    """Give a head's matrices to the executor of its target, in a format that suits it."""
+    device, dtype = decoder.device, decoder.dtype
+
+    def matrix(name: str, *, sensitive: bool = False) -> Weight:
+        dense = head.tensors[f"{name}.weight"]
+        quantized = quantize_matrix(dense, quant_format) if quant_format else dense
+        return ops.prepare(quantized, sensitive=sensitive)
+
+    def norm(name: str) -> Tensor:
+        return head.tensors[f"{name}.weight"].to(device, dtype)
+
+    layer = LayerWeights(
+        attention_norm=norm("attention_norm"),
+        query=Projection(matrix("query")),
+        key=Projection(matrix("key")),
+        value=Projection(matrix("value")),
+        output=Projection(matrix("output")),
+        mlp_norm=norm("mlp_norm"),
+        gate=Projection(matrix("gate")),
+        up=Projection(matrix("up")),
+        down=Projection(matrix("down")),
+    )
+    return HeadWeights(
+        features=matrix("features"),
+        embedding=matrix("embedding"),
+        own=matrix("hidden", sensitive=True),  # as the head rows are: one product with them
+        layer=layer,
+        final_norm=norm("final_norm"),
+        kept=ops.restrict(decoder.weights.head, head.token_ids.to(device, torch.int64)),
+    )
+
+
+class HeadNetwork:
+    """The head over one KV cache: a part of each pass of the target, and a program for drafts.
+
+    As the decoder's follower it writes the head's rows in the target's own pass. `bases`
+    `[num_slots + max_rows, hidden]` is what rows start from besides their token; the pass's
+    `feature_rows` choose one for each row. The first `num_slots` rows belong to the caller (row 0
+    must stay zero: nothing is known). Behind them a pass leaves what each of its rows gives to the
+    next position, and `step` what each drafted row gives to its successor.
+    """
+
+    def __init__(
+        self,
+        weights: HeadWeights,
+        layers: tuple[int, ...],
+        decoder: Decoder,
+        ops: Ops,
+        kv: KVCache,
+        *,
+        num_slots: int,
+    ) -> None:
+        config, max_rows = decoder.config, decoder.max_rows
+        device, dtype = decoder.device, decoder.dtype
+        self.layers = layers
+        self.num_slots = num_slots
+        self._weights = weights
+        self._rope = decoder.rope
+        self._embedding = decoder.weights.embedding
+        self._eps = config.rms_norm_eps
+        self._kv = kv.layer(0)
+        self._calls = LayerCalls(config)
+        self._buffers = LayerBuffers.allocate(config, max_rows, dtype=dtype, device=device)
+        self._ones = torch.ones(config.hidden_size, dtype=dtype, device=device)
+        self._wide = torch.empty(
+            max_rows, len(layers) * config.hidden_size, dtype=dtype, device=device
+        )
+        self.bases = torch.zeros(
+            num_slots + max_rows, config.hidden_size, dtype=dtype, device=device
+        )
+        self._logits = torch.empty(max_rows, weights.kept.shape[0], dtype=dtype, device=device)
+        host_rows = torch.zeros(max_rows, dtype=torch.int64)
+        self._host_base_rows = host_rows.numpy()
+        self._base_rows = host_rows.to(device)  # on a CPU the same memory
+        self._no_rows = torch.zeros(0, dtype=torch.int64, device=device)
+        largest = self._largest_inputs(-(-decoder.rope.shape[0] // kv.page_size))
+        self._step = ops.compile(self._describe_step, largest, [self.bases, self._logits])
+        decoder.follow_with(self)
+
+    @property
+    def step_program(self) -> Program:
+        """A step as a program; its `feature_rows` choose the rows of `bases`."""
+        return self._step
+
+    @property
+    def logits(self) -> Tensor:
+        """Where it leaves its logits, `[max_rows, kept]`."""
+        return self._logits
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """What is read behind a pass."""
+        return (self.bases,)
+
+    def follow_layer(self, ops: Calls, place: int, hidden: Tensor) -> None:
+        """Take the hidden states `[rows, hidden]` behind layer `layers[place]`."""
+        num_rows, hidden_size = hidden.shape
+        part = self._wide[:num_rows, place * hidden_size : (place + 1) * hidden_size]
+        ops.rms_norm(hidden, self._ones, self._eps, out=part)
+
+    def follow(self, ops: Calls, inputs: ForwardInputs) -> None:
+        """Write the head's keys and values of the pass, and what its rows give to their next."""
+        meta, layer = inputs.meta, self._weights.layer
+        num_rows = meta.token_ids.shape[0]
+        following = self.bases[self.num_slots : self.num_slots + num_rows]
+        ops.linear(self._wide[:num_rows], self._weights.features, None, out=following)
+        buffers = self._start(ops, inputs)
+        ops.rms_norm(buffers.hidden, layer.attention_norm, self._eps, out=buffers.normed)
+        project(ops, buffers.normed, layer.key, buffers.k)
+        project(ops, buffers.normed, layer.value, buffers.v)
+        no_queries = buffers.q[:, :0]
+        ops.rope_and_write_kv(
+            no_queries, buffers.k, buffers.v, self._rope, meta, self._kv, out=no_queries
+        )
+
+    def choose_bases(self, base_rows: Sequence[int]) -> Tensor:
+        """The rows of `bases` that rows start from, as a pass or a step reads them.
+
+        Within a pass that is `num_slots + r - 1` for all rows r but each sequence's first.
+        """
+        num_rows = len(base_rows)
+        self._host_base_rows[:num_rows] = base_rows
+        chosen = self._base_rows[:num_rows]
+        if self._base_rows.device.type != "cpu":
+            chosen.copy_(torch.from_numpy(self._host_base_rows[:num_rows]))
+        return chosen
+
+    def step(self, batch: Batch, base_rows: Sequence[int]) -> Tensor:
+        """Logits over the kept tokens `[rows, kept]`, valid until the next step.
+
+        The successor of row i starts from row `num_slots + i` of `bases`.
+        """
+        chosen = self.choose_bases(base_rows)
+        self._step.run(ForwardInputs(batch.meta, self._no_rows, chosen))
+        return self._logits[: batch.num_rows]
+
+    def _describe_step(self, ops: Calls, inputs: ForwardInputs) -> None:
+        num_rows = inputs.meta.token_ids.shape[0]
+        weights, rope = self._weights, self._rope
+        buffers = self._start(ops, inputs)
+        self._calls.describe(ops, weights.layer, rope, buffers, inputs.meta, self._kv)
+        ops.rms_norm(buffers.hidden, weights.final_norm, self._eps, out=buffers.normed)
+        ops.linear(buffers.normed, weights.kept, None, out=self._logits[:num_rows])
+        following = self.bases[self.num_slots : self.num_slots + num_rows]
+        ops.linear(buffers.normed, weights.own, None, out=following)
+
+    def _start(self, ops: Calls, inputs: ForwardInputs) -> LayerBuffers:
+        """The layer's input in `hidden`: the token's embedding and what the row starts from."""
+        token_ids = inputs.meta.token_ids
+        buffers = self._buffers.first(token_ids.shape[0])
+        ops.gather_rows(self.bases, inputs.feature_rows, out=buffers.hidden)
+        ops.embed(self._embedding, token_ids, out=buffers.normed)
+        ops.rms_norm(buffers.normed, self._ones, self._eps, out=buffers.normed)
+        ops.linear(buffers.normed, self._weights.embedding, None, out=buffers.projected)
+        ops.add(buffers.hidden, buffers.projected, out=buffers.hidden)
+        return buffers
+
+    def _largest_inputs(self, num_pages: int) -> ForwardInputs:
+        """Inputs of the largest pass, as shapes: their contents are never read."""
+        max_rows, device = len(self._base_rows), self.bases.device
+        rows = torch.zeros(4, max_rows, dtype=torch.int64, device=device)
+        meta = RowMeta(
+            token_ids=rows[0],
+            positions=rows[1],
+            write_slots=rows[2],
+            page_table=torch.zeros(1, num_pages, dtype=torch.int32, device=device),
+            q_start=torch.zeros(2, dtype=torch.int32, device=device),
+            kv_len=torch.zeros(1, dtype=torch.int32, device=device),
+        )
+        return ForwardInputs(meta, self._no_rows, rows[3])

@@ -1,0 +1,1 @@
+"""Training of the draft head: conversations from the target itself, features, steps, a card."""
