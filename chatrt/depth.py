@@ -37,6 +37,8 @@ _PROBE_SHARE, _USUAL_SHARE = 0.01, 0.003
 _MOST_SAVED_STEPS = 2.0
 # Above this chance the first draft is not what is in doubt: the second is.
 _SURE = 0.9
+# Drafts that promise less are not made: so much is within the error of what is known of costs.
+_LEAST_GAIN = 1.02
 _MOST_FLOOR = 0.9
 
 
@@ -155,7 +157,7 @@ class DepthController:
                 reach = chain.track.reach
                 order += [(weight * reach[d], index, d) for d in range(chain.cap)]
         order.sort()
-        rate = num_sessions / times.pass_ms(num_sessions)
+        off_rate = rate = num_sessions / times.pass_ms(num_sessions)
         tokens, draft_ms, best = float(num_sessions), 0.0, 0
         deepest: dict[str, int] = {}
         pass_ms = times.up_to(num_sessions + len(order))
@@ -169,6 +171,8 @@ class DepthController:
             new_rate = tokens / (pass_ms[num_sessions + count] + draft_ms)
             if new_rate > rate:
                 rate, best = new_rate, count
+        if rate < _LEAST_GAIN * off_rate:
+            rate, best = off_rate, 0
         depths = [0] * num_sessions
         for _, index, depth in order[:best]:
             depths[index] = depth + 1

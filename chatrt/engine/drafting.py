@@ -55,15 +55,17 @@ class Drafting:
         self._floors: dict[int, float] = {}
         self._draft_ms = 0.0
         self._pass_ms = 0.0
+        self._began_ns = 0
 
     def limit(self, asked: int | None) -> int:
         """The most drafts for a turn that asks for so many; None leaves it to the settings."""
         return self._max_tokens if asked is None else min(asked, self._max_tokens)
 
-    def wish(self, turns: Iterable[LiveTurn]) -> None:
-        """Before a plan: decide how many drafts each decoding turn wishes for."""
+    def begin(self, turns: Iterable[LiveTurn]) -> None:
+        """A step begins: decide how many drafts each decoding turn wishes for."""
         if self._drafter is None:
             return
+        self._began_ns = self._clock()
         wishes: list[Wish] = []
         decoding: list[LiveTurn] = []
         for turn in turns:
@@ -97,11 +99,15 @@ class Drafting:
         session_ids = [planned.entry.session.session_id for planned in plan.rows]
         return self._drafter.observe(TargetPass(session_ids, rows))
 
-    def time_pass(self, plan: Plan, num_rows: int, time_ns: int) -> None:
+    def time_pass(self, time_ns: int) -> None:
         """The target took so long for the plan's rows."""
         self._pass_ms = time_ns / _NS_PER_MS
-        if self._depth is not None and all(p.entry.work is Work.DECODE for p in plan.rows):
-            self._depth.observe_pass(num_rows=num_rows, time_ms=self._pass_ms)
+
+    def end(self, plan: Plan, num_rows: int) -> None:
+        """The step is over: what it took besides its drafts is what so many rows cost."""
+        if self._depth is not None and all(p.num_rows == 1 + p.num_drafts for p in plan.rows):
+            step_ms = (self._clock() - self._began_ns) / _NS_PER_MS
+            self._depth.observe_pass(num_rows=num_rows, time_ms=step_ms - self._draft_ms)
 
     def count(
         self, turn: LiveTurn, num_drafts: int, *, num_accepted: int, num_emitted: int

@@ -187,7 +187,7 @@ class Engine:
         Events are left for `take_events`.
         """
         admitted = self._admit()
-        self._drafting.wish(self._turns.values())
+        self._drafting.begin(self._turns.values())
         plan = self._scheduler.plan()
         if not plan.rows:
             return self._relieve(plan.starved) or admitted
@@ -200,6 +200,7 @@ class Engine:
                 self._commit_tokens(turn, planned, proposal, rows, now)
             else:
                 self._commit_prompt(turn, planned, now)
+        self._drafting.end(plan, len(plan.rows) + sum(map(len, drafts)))
         return True
 
     def _admit(self) -> bool:
@@ -273,8 +274,7 @@ class Engine:
         feature_rows = self._drafting.observe(plan, rows)
         started_ns = self._clock()
         logits = self._target.forward(rows, feature_rows)
-        num_rows = sum(len(one.token_ids) for one in rows)
-        self._drafting.time_pass(plan, num_rows, self._clock() - started_ns)
+        self._drafting.time_pass(self._clock() - started_ns)
         return logits
 
     def _copy(self, copies: Sequence[PageCopy]) -> None:

@@ -219,7 +219,7 @@ def test_the_floor_is_the_chance_below_which_one_more_draft_loses_time() -> None
 
 
 def test_a_floor_is_at_most_nine_tenths() -> None:
-    costs = StepCosts(((1, 1.0), (2, 1.98)), {"ngram": DraftCost(0.0, 0.0, 0.0, first_guess=1.0)})
+    costs = StepCosts(((1, 1.0), (2, 1.95)), {"ngram": DraftCost(0.0, 0.0, 0.0, first_guess=1.0)})
     assert DepthController(costs, max_tokens=1).choose([Wish(0, "ngram", 1)])[0].floor == 0.9
 
 
@@ -332,3 +332,14 @@ def test_depths_stay_within_their_caps_whatever_is_called(
                 )
             case ("close", int() as session_id):
                 controller.close(session_id)
+
+
+@pytest.mark.parametrize(("pass_ms", "num_tokens"), [(1.95, 1), (1.97, 0)])
+def test_drafts_that_promise_less_than_two_percent_are_not_made(
+    pass_ms: float, num_tokens: int
+) -> None:
+    costs = StepCosts(
+        ((1, 1.0), (2, pass_ms)), {"ngram": DraftCost(0.0, 0.0, 0.0, first_guess=1.0)}
+    )
+    (depth,) = DepthController(costs, max_tokens=1).choose([Wish(0, "ngram", 1)])
+    assert depth.num_tokens == num_tokens
