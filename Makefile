@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch>=2.11,<2.14
 STAMPS := $(VENV)/.stamps
 
-.PHONY: chat test check check-native format bench clean
+.PHONY: chat test check check-native check-speculation format bench clean
 
 chat: $(STAMPS)/serve
 	@$(BIN)/chatrt kernels --quiet-if-present
@@ -35,6 +35,12 @@ check-native: $(STAMPS)/test
 	LD_PRELOAD='$(RUNTIMES)' ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 \
 	UBSAN_OPTIONS=print_stacktrace=1 CHATRT_TEST_KERNEL_FLAGS='$(SANITIZE)' CHATRT_TEST_TIME_SCALE=10 \
 	CXX='$(CXX)' $(BIN)/python -m pytest -q $(NATIVE_TESTS)
+
+# That speculation changes no text: all bundled prompts with every drafter, 200 tokens each, and more
+# interleavings than the tests try. About half an hour on two cores.
+check-speculation: $(STAMPS)/test
+	@$(BIN)/chatrt pull --quiet-if-present
+	CHATRT_ALL_PROMPTS=1 $(BIN)/python -m pytest -q $(wildcard tests/chatrt/test_speculation_*.py)
 
 format: $(STAMPS)/dev
 	$(BIN)/ruff format .

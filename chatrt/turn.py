@@ -163,7 +163,8 @@ class FinishedEvent:
     """The turn ended. `output_ids` are exactly the ids that the tip holds behind the prompt.
 
     `num_generated` counts the emitted tokens (an end-of-turn token included); `text` is everything
-    that the TokensEvents carried.
+    that the TokensEvents carried. Where a stop string ended the answer, `num_shown` counts the
+    tokens of which at least a part was sent: only these have log-probabilities to show.
     """
 
     response_id: str
@@ -178,6 +179,7 @@ class FinishedEvent:
     last_token_ns: int
     time_ns: int
     stop_string: str | None = None
+    num_shown: int | None = None
     error: ChatrtError | None = None
 
 

@@ -40,6 +40,7 @@ def finished(
         last_token_ns=turn.last_token_ns,
         time_ns=time_ns,
         stop_string=turn.stop_string,
+        num_shown=None if turn.stop_string is None else turn.cut().num_shown,
         error=error,
     )
 

@@ -80,8 +80,8 @@ class Answer:
                 body["store_error"] = store_error.message
             return body
 
-        if event.stop_string is not None:
-            self.events.keep_logprobs(_num_output(event))
+        if event.num_shown is not None:
+            self.events.keep_logprobs(event.num_shown)
         if event.reason is FinishReason.FAILED:
             self.events.failed(event.error or ChatrtError("the turn failed"), usage, figures)
         elif event.reason is FinishReason.CANCELLED:

@@ -127,8 +127,10 @@ class PageNotes:
             before, ids = front.through if front else _START, tuple(token_ids)
         else:
             assert note is not None, f"page {page_id} has no rows in front of row {row}"
-            assert len(note.token_ids) == row, f"{len(note.token_ids)} rows, then row {row}"
-            before, ids = note.before, (*note.token_ids, *token_ids)
+            assert len(note.token_ids) >= row, f"{len(note.token_ids)} rows, then row {row}"
+            before, ids = note.before, (*note.token_ids[:row], *token_ids)
+        if note is not None and note.before == before and note.token_ids[: len(ids)] == ids:
+            return  # a sequence that shares the page was written just now, as far or further
         through = _digest(before, ids) if len(ids) == self.page_size else _START
         self._notes[page_id] = PageNote(before, ids, through)
 

@@ -221,6 +221,24 @@ def test_the_drafter_is_told_of_tokens_that_a_stop_string_cut_off(tokenizer: Tok
     assert list(drafter.committed.values()) == [len(prompt) - 1]
 
 
+def test_what_a_stop_string_leaves_to_show_does_not_depend_on_how_its_tokens_came(
+    tokenizer: Tokenizer,
+) -> None:
+    [hello] = tokenizer.encode("hello")
+    sampling = SamplingParams(
+        temperature=0.0, logit_bias={hello: 100.0}, stop=("lohellohello",), top_logprobs=0
+    )
+    prompt = tokenizer.encode("b")
+    request = turn_request("a", prompt, sampling=sampling)
+    drafter = ScriptedDrafter([[*prompt, *[hello] * 30]])
+    plain = run_outcome(tiny_engine(tokenizer), replace(request))
+    found = run_outcome(tiny_engine(tokenizer, drafter=drafter, num_drafts=3), request)
+    assert found.text == plain.text == "hel"
+    # one token was cut to two ids; the others were sent in no part
+    assert found.end.num_shown == plain.end.num_shown == 1
+    assert found.logprobs[:1] == plain.logprobs[:1]
+
+
 def test_a_cancel_between_verify_steps_frees_the_pages_of_drafts(
     tokenizer: Tokenizer, cold: ColdRuns
 ) -> None:

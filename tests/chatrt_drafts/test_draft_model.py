@@ -154,6 +154,22 @@ def test_the_rows_of_a_call_are_bounded_over_all_sessions_and_the_others_go_on_d
         pair.assert_right_rows_are_the_targets(talk)
 
 
+def test_sessions_that_share_a_page_may_catch_up_on_it_in_the_same_pass(
+    tokenizer: Tokenizer,
+) -> None:
+    pair = Pair(tokenizer, max_catch_up_rows=24)
+    one, other = pair.open(prompt(42)), pair.open(prompt(42))
+    assert one.session.page_ids[:2] == other.session.page_ids[:2]
+    steps(pair, one, 2, 1)
+    assert pair.num_right(one) == 24  # in the middle of the second page
+    for _ in range(3):
+        pair.step({one: 2, other: 2})
+        for talk in pair.talks:
+            pair.assert_right_rows_are_the_targets(talk)
+    found = pair.step({one: 2, other: 2})
+    assert all(found[talk].verified.num_accepted == 2 for talk in pair.talks)
+
+
 def test_a_session_that_drafted_nothing_for_a_while_is_caught_up(tokenizer: Tokenizer) -> None:
     pair = Pair(tokenizer)
     talk = pair.open(prompt(10))
