@@ -6,7 +6,8 @@ Knows: what passes and drafts take (ms), how many drafts of a session were accep
 Does not know: tokens, who a source of drafts is, how a chain is made.
 Invariant: a depth never exceeds its wish; probes take at most `_PROBE_SHARE` of the time, over all
 sessions together, plus what they win back.
-Cost: 9 µs for one session, 24 µs for eight with four drafts each; linear in sessions × depth.
+Cost: 9 µs for one session, 24 µs for eight with four drafts each, in every fourth step; linear in
+sessions × depth.
 Source: expected tokens per round of a chain, arXiv 2211.17192, here by place in the chain.
 """
 
@@ -37,6 +38,8 @@ _PROBE_SHARE, _USUAL_SHARE = 0.01, 0.003
 _MOST_SAVED_STEPS = 2.0
 # Above this chance the first draft is not what is in doubt: the second is.
 _SURE = 0.9
+# A choice is good for so many steps if nobody's wish changes: acceptance is learnt over dozens.
+_STEPS_PER_CHOICE = 4
 # Drafts that promise less are not made: so much is within the error of what is known of costs.
 _LEAST_GAIN = 1.02
 _MOST_FLOOR = 0.9
@@ -77,7 +80,9 @@ class DepthController:
             source: [cost.first_guess] * max_tokens for source, cost in costs.drafts.items()
         }
         self._tracks: dict[int, dict[str, _Track]] = {}
-        self._num_steps = 0
+        self._num_steps = self._chosen_at = self._good_until = 0
+        self._wishes: Sequence[Wish] = ()
+        self._depths: list[Depth] = []
         self._saved_ms = self._times.pass_ms(1)
 
     def choose(self, wishes: Sequence[Wish]) -> list[Depth]:
@@ -87,14 +92,19 @@ class DepthController:
         At most one of the sessions is probed: drafted for deeper than seems to pay, to learn.
         """
         self._num_steps += 1
+        if self._num_steps < self._good_until and wishes == self._wishes:
+            return self._depths
         chains = [self._chain(wish) for wish in wishes]
         if not any(chain.cap for chain in chains):
             return [_NO_DRAFTS] * len(chains)
         plan = self._plan(chains)
         step_ms = self._times.pass_ms(len(chains))
-        self._saved_ms = min(self._saved_ms + _PROBE_SHARE * step_ms, _MOST_SAVED_STEPS * step_ms)
+        saved_ms = _PROBE_SHARE * step_ms * (self._num_steps - self._chosen_at)
+        self._saved_ms = min(self._saved_ms + saved_ms, _MOST_SAVED_STEPS * step_ms)
         depths = self._with_floors(chains, plan)
-        self._probe(chains, plan, depths)
+        probed = self._probe(chains, plan, depths)
+        self._wishes, self._depths, self._chosen_at = wishes, depths, self._num_steps
+        self._good_until = self._num_steps + (1 if probed else _STEPS_PER_CHOICE)
         return depths
 
     def record(self, session_id: int, source: str, *, num_drafts: int, num_accepted: int) -> None:
@@ -183,18 +193,30 @@ class DepthController:
             return [_NO_DRAFTS] * len(chains)
         row_ms = self._times.pass_ms(plan.num_rows) - self._times.pass_ms(plan.num_rows - 1)
         drafting = [c.source for c, depth in zip(chains, plan.depths, strict=True) if depth]
-        floors: dict[str, float] = {}
+        worths: dict[str, float] = {}  # tokens that the time of one more draft brings elsewhere
         for source in set(drafting):
             cost, sharers = self._times.drafts[source], drafting.count(source)
             draft_ms = (cost.step_ms + (sharers - 1) * cost.row_ms) / sharers
-            floors[source] = min((row_ms + draft_ms) * plan.rate, _MOST_FLOOR)
+            worths[source] = (row_ms + draft_ms) * plan.rate
         return [
-            Depth(depth, floors[chain.source]) if depth else _NO_DRAFTS
+            Depth(self._settled_depth(chain, depth), _floor(worths[chain.source], chain.track))
+            if depth
+            else _NO_DRAFTS
             for chain, depth in zip(chains, plan.depths, strict=True)
         ]
 
-    def _probe(self, chains: Sequence[_Chain], plan: _Plan, depths: list[Depth]) -> None:
-        """Deepens one of the depths if its probe is due and paid for; it has no floor then."""
+    def _settled_depth(self, chain: _Chain, depth: int) -> int:
+        """A chain that ends where it has become unlikely goes as deep as it likes until then.
+
+        How deep pays differs more from place to place in a text than between texts.
+        """
+        return chain.cap if self._times.drafts[chain.source].ends_early else depth
+
+    def _probe(self, chains: Sequence[_Chain], plan: _Plan, depths: list[Depth]) -> bool:
+        """Deepens one of the depths if its probe is due and paid for; it has no floor then.
+
+        Whether one of them was.
+        """
         probed, num_sessions = False, len(chains)
         # What one of the sessions may lose in a step, all of them together `_USUAL_SHARE` of it.
         usual_ms = _USUAL_SHARE * self._times.pass_ms(num_sessions) / num_sessions
@@ -209,7 +231,8 @@ class DepthController:
             if probed or track.next_probe > self._num_steps:
                 continue
             depth = settled + 1 if settled or track.reach[0] < _SURE else 2
-            if depth > chain.cap:
+            ends_early = self._times.drafts[chain.source].ends_early
+            if depth > chain.cap or (settled and ends_early):
                 continue
             loss_ms = self._loss_ms(chains, plan, index, depth)
             if loss_ms <= self._saved_ms:
@@ -217,6 +240,7 @@ class DepthController:
                 track.start_probe(depth, loss_ms, 1 / plan.rate, rest=int(loss_ms / usual_ms))
                 depths[index] = Depth(depth, 0.0)
                 probed = True
+        return probed
 
     def _loss_ms(self, chains: Sequence[_Chain], plan: _Plan, index: int, depth: int) -> float:
         """What a probe is expected to lose: its time, less that of the tokens it may bring."""
@@ -355,6 +379,11 @@ class _Track:
                 self._wait = min(2 * self._wait, _LAST_WAIT)
             self.next_probe = step + min(self._wait, self._rest)
         return (won - expected) * self._ms_per_token
+
+
+def _floor(worth: float, track: _Track) -> float:
+    """How likely a chain must be so far: the next draft still has to be accepted too."""
+    return min(worth / max(track.reach[0], worth), _MOST_FLOOR)
 
 
 _NO_CHAIN = _Chain("", 0, _Track([], 0))

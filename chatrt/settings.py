@@ -146,7 +146,7 @@ class Settings:
         str | None,
         kinds.text("draft model, or a folder made by train-draft; unset: the shipped head"),
     ] = None
-    max_draft: Annotated[int, kinds.whole(1, 16, "most tokens drafted in one step")] = 4
+    max_draft: Annotated[int, kinds.whole(1, 16, "most tokens drafted in one step")] = 6
     api_key_file: Annotated[
         Path | None, kinds.file("file with API keys, one a line; unset: the generated one")
     ] = None

@@ -29,13 +29,15 @@ class DraftCost:
 
     A step drafts one token for each session whose chain is not over: `step_ms` for the first of
     the sessions, `row_ms` for each further one. `first_guess` is the chance that a draft is
-    accepted if those before it are, until there is experience.
+    accepted if those before it are, until there is experience. `ends_early`: its chains end by
+    themselves where they have become unlikely.
     """
 
     fixed_ms: float
     step_ms: float
     row_ms: float
     first_guess: float = 0.6
+    ends_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ def measure_drafts(
         fixed_ms=max(0.0, one_ms - step_ms),
         step_ms=step_ms,
         row_ms=max(0.0, both_ms - three_ms) / 3,
+        ends_early=True,
     )
     return costs
 

@@ -34,6 +34,11 @@ MACHINE = StepCosts(
 SOURCES = list(MACHINE.drafts)
 
 
+def chosen_soon(controller: DepthController, wish: Wish) -> int:
+    """A choice is good for a few steps: what is chosen when it has been made anew."""
+    return [controller.choose([wish])[0].num_tokens for _ in range(5)][-1]
+
+
 def step_ms(source: str, depths: Sequence[int]) -> float:
     """What a step takes in which one source drafts so deep for each session."""
     pass_ms, cost = MACHINE.pass_ms(len(depths) + sum(depths)), MACHINE.drafts[source]
@@ -215,7 +220,7 @@ def test_the_floor_is_the_chance_below_which_one_more_draft_loses_time() -> None
     row_ms = MACHINE.pass_ms(1 + k) - MACHINE.pass_ms(k)
     rate = sum(0.6**n for n in range(k + 1)) / step_ms("head", [k])
     assert k > 0
-    assert depth.floor == pytest.approx((row_ms + 0.25) * rate)
+    assert depth.floor == pytest.approx((row_ms + 0.25) * rate / 0.6)  # the next one counts too
 
 
 def test_a_floor_is_at_most_nine_tenths() -> None:
@@ -251,7 +256,7 @@ def test_a_machine_that_has_become_faster_at_rows_is_noticed() -> None:
     for _ in range(600):
         controller.observe_pass(num_rows=1, time_ms=3.0)
         controller.observe_pass(num_rows=5, time_ms=3.3)
-    assert controller.choose([Wish(0, "ngram", 4)])[0].num_tokens == 4
+    assert chosen_soon(controller, Wish(0, "ngram", 4)) == 4
 
 
 def test_drafts_that_take_longer_than_was_measured_are_given_up() -> None:
@@ -261,7 +266,7 @@ def test_drafts_that_take_longer_than_was_measured_are_given_up() -> None:
         controller.observe_drafts(
             "head", num_steps=num_steps, num_sessions=1, time_ms=0.1 + 4.0 * num_steps
         )
-    assert controller.choose([Wish(0, "head", 4)])[0].num_tokens == 0
+    assert chosen_soon(controller, Wish(0, "head", 4)) == 0
 
 
 def test_a_single_odd_measurement_changes_nothing() -> None:
@@ -343,3 +348,18 @@ def test_drafts_that_promise_less_than_two_percent_are_not_made(
     )
     (depth,) = DepthController(costs, max_tokens=1).choose([Wish(0, "ngram", 1)])
     assert depth.num_tokens == num_tokens
+
+
+def test_chains_that_end_early_go_as_deep_as_they_like_where_drafts_pay_at_all() -> None:
+    drafts = {
+        "sure": DraftCost(0.1, 0.25, 0.1, ends_early=True),
+        "blind": DraftCost(0.1, 0.25, 0.1),
+    }
+    controller = DepthController(StepCosts(MACHINE.rows_ms, drafts), max_tokens=8)
+    (sure,) = controller.choose([Wish(0, "sure", 6)])
+    (blind,) = controller.choose([Wish(1, "blind", 6)])
+    assert sure.num_tokens == 6
+    assert 0 < blind.num_tokens < 6
+    for _ in range(60):
+        controller.record(0, "sure", num_drafts=1, num_accepted=0)
+    assert controller.choose([Wish(0, "sure", 6)])[0].num_tokens in (0, 1, 2)  # none, or a probe
