@@ -129,12 +129,7 @@ def make_drafter(
 
 def _own_head(path: Path, files: ModelFiles) -> HeadFile:
     head = HeadFile.load(path)
-    found = fingerprint(files.weight_files())
-    if head.fingerprint != found:
-        raise ModelFileError(
-            f"the draft head {path} was trained for {head.target} (weights {head.fingerprint}), "
-            f"the model is {files.name} (weights {found}); `chatrt train-draft` makes one for it"
-        )
+    head.require_target(files.name, fingerprint(files.weight_files()))
     return head
 
 

@@ -70,6 +70,9 @@ def train_draft(
         bool, typer.Option(help="Weigh later steps by the chance that they are reached.")
     ] = False,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Folder of a head of this model, to be trained further.")
+    ] = None,
     keep_data: Annotated[
         bool, typer.Option(help="Keep the rows in the folder, so that they can be used again.")
     ] = True,
@@ -79,6 +82,7 @@ def train_draft(
     The model chats with itself, and one small layer learns to foresee it. Settings come from
     CHATRT_* variables and config.toml, as for `chatrt serve`.
     """
+    from chatrt_drafts.head_file import FILE_NAME, HeadFile
     from chatrt_drafts.training.seeds import SeedTurns
     from chatrt_drafts.training.train import TrainingPlan, split_minutes, train_draft
 
@@ -98,6 +102,7 @@ def train_draft(
         unroll=unroll,
         alive_weighting=alive_weighting,
         learning_rate=learning_rate,
+        start_from=None if start_from is None else HeadFile.load(start_from / FILE_NAME),
     )
     if min(plan.synthesis_s, plan.training_s) <= 0:
         raise InvalidValue("both the synthesis and the training need some time")

@@ -79,6 +79,18 @@ class HeadFile:
         _check(str(path), head)
         return head
 
+    def require_target(self, name: str, fingerprint: str) -> None:
+        """Make sure that the head was trained for these weights.
+
+        Raises:
+            ModelFileError: It was not; the message has both names and both fingerprints.
+        """
+        if self.fingerprint != fingerprint:
+            raise ModelFileError(
+                f"the draft head was trained for {self.target} (weights {self.fingerprint}), "
+                f"the model is {name} (weights {fingerprint}); `chatrt train-draft` makes one"
+            )
+
     def save(self, path: Path) -> None:
         """Write the head, whole or not at all; matrices become bfloat16 and norms float32.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -351,3 +352,26 @@ def test_too_little_data_is_said(tmp_path: Path) -> None:
 
 def test_a_total_time_is_split_between_synthesis_and_training() -> None:
     assert split_minutes(10) == pytest.approx((240, 360))
+
+
+def test_a_head_is_trained_further_from_where_another_training_left_it(tmp_path: Path) -> None:
+    target = tiny_training(tmp_path)
+    train(target, plan(tmp_path / "first"))
+    first = HeadFile.load(tmp_path / "first" / "head.safetensors")
+    card, _ = train(
+        target, plan(tmp_path / "second", start_from=first, learning_rate=1e-9, max_steps=1)
+    )
+    second = HeadFile.load(tmp_path / "second" / "head.safetensors")
+    assert card["trained_further"]
+    assert card["training"]["one_step_share"] == 0
+    for name, tensor in first.tensors.items():
+        torch.testing.assert_close(second.tensors[name], tensor, atol=1e-3, rtol=1e-2)
+
+
+def test_a_head_of_other_weights_is_not_trained_further(tmp_path: Path) -> None:
+    target = tiny_training(tmp_path)
+    train(target, plan(tmp_path / "first"))
+    first = HeadFile.load(tmp_path / "first" / "head.safetensors")
+    other = replace(target, name="other", fingerprint="0" * 32)
+    with pytest.raises(ModelFileError, match="trained for tiny .* the model is other"):
+        train(other, plan(tmp_path / "second", start_from=first))

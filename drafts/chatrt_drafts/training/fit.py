@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from chatrt_drafts.training.module import DraftHead, Window
     from chatrt_drafts.training.windows import KeptTokens, Labels, WindowReader
 
+ONE_STEP_SHARE = 0.25  # of the time, where a head begins at random
 _STEP_DISCOUNT = 0.8  # a later draft is reached less often
 _WARM_UP = 0.03
 _WARM_UP_STEPS = 50  # at least: a slow machine makes few steps in its share of the time
@@ -49,7 +50,7 @@ class FitOptions:
     rows_per_step: int
     window_rows: int
     unroll: int = 4
-    one_step_share: float = 0.25
+    one_step_share: float = ONE_STEP_SHARE
     alive_weighting: bool = False
     learning_rate: float = 1e-3
     seed: int = 0
@@ -66,6 +67,7 @@ class Evaluation:
     epochs: float
     loss: float
     averaged: bool
+    score: float
     acceptance: dict[str, Any]
 
 
@@ -230,6 +232,7 @@ class Fit:
                 epochs=round(progress.rows_seen / max(1, len(self._reader.rows)), 3),
                 loss=round(loss, 4),
                 averaged=averaged,
+                score=round(acceptance.score, 4),
                 acceptance=acceptance.as_dict(),
             )
             progress.evaluations.append({k: getattr(evaluation, k) for k in evaluation.__slots__})

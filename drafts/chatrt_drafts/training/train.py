@@ -22,7 +22,7 @@ from chatrt.models.rope import rope_table
 from chatrt_drafts.head_file import FILE_NAME, HeadFile, default_feature_layers
 from chatrt_drafts.training.acceptance import measure_acceptance
 from chatrt_drafts.training.conversations import ConversationLoop, SynthesisLimits
-from chatrt_drafts.training.fit import Fit, FitOptions
+from chatrt_drafts.training.fit import ONE_STEP_SHARE, Fit, FitOptions
 from chatrt_drafts.training.module import DraftHead
 from chatrt_drafts.training.prompts import Prompts
 from chatrt_drafts.training.store import ANSWER, Rows, RowStore, row_bytes
@@ -75,7 +75,8 @@ class TrainingTarget:
 class TrainingPlan:
     """What to do, and for how long; the synthesis ends at `num_tokens` answer tokens or its time.
 
-    `keep_data` keeps rows in the folder; without it a synthesis cannot be resumed.
+    `keep_data` keeps rows in the folder; without it a synthesis cannot be resumed. `start_from` is
+    a head whose weights are trained further, on its own features and chains from the first step.
     """
 
     out: Path
@@ -90,6 +91,7 @@ class TrainingPlan:
     unroll: int = 4
     alive_weighting: bool = False
     learning_rate: float = 1e-3
+    start_from: HeadFile | None = None
     max_drafts: int = 5
     max_steps: int | None = None
 
@@ -139,6 +141,8 @@ class _Run:
         self._config = target.model.config
         self._layers = default_feature_layers(self._config.num_layers)
         self._on_gpu = target.device.type == "cuda"
+        if plan.start_from is not None:
+            plan.start_from.require_target(target.name, target.fingerprint)
         default_slots = 1024 if self._on_gpu else 32
         self._limits = SynthesisLimits(num_slots=plan.num_slots or default_slots)
         self._state: dict[str, Any] = {
@@ -261,6 +265,7 @@ class _Run:
             window_rows=512 if self._on_gpu else 256,
             unroll=plan.unroll,
             alive_weighting=plan.alive_weighting,
+            one_step_share=0.0 if plan.start_from else ONE_STEP_SHARE,
             learning_rate=plan.learning_rate,
             seed=plan.seed,
             compute_dtype=self._compute_dtype,
@@ -341,7 +346,10 @@ class _Run:
             device=target.device,
         )
         norm = weights.final_norm.float().cpu()
-        return DraftHead(self._config, len(self._layers), rope, norm).to(target.device)
+        head = DraftHead(self._config, len(self._layers), rope, norm).to(target.device)
+        if self._plan.start_from is not None:
+            head.load_state_dict(dict(self._plan.start_from.tensors))
+        return head
 
     def _write_head(self, head: DraftHead, kept: KeptTokens) -> None:
         file = HeadFile(
@@ -359,7 +367,7 @@ class _Run:
         target, plan = self._target, self._plan
         stores = {"train": self._train, "held_out": self._held_out}
         device = torch.cuda.get_device_name() if self._on_gpu else platform.processor() or "cpu"
-        best = max(fit.evaluations, key=_score)
+        best = max(fit.evaluations, key=lambda evaluation: float(evaluation["score"]))
         settings = asdict(replace(options, compute_dtype=torch.float32))
         settings["compute_dtype"] = str(options.compute_dtype).removeprefix("torch.")
         return {
@@ -375,6 +383,7 @@ class _Run:
                 for name, store in stores.items()
             },
             "seed": plan.seed,
+            "trained_further": plan.start_from is not None,
             "synthesis_s": round(self._state["synthesis_s"], 1),
             "training_s": round(fit.seconds, 1),
             "training_steps": fit.num_steps,
@@ -387,9 +396,3 @@ class _Run:
             "torch": torch.__version__,
             "python": platform.python_version(),
         }
-
-
-def _score(evaluation: dict[str, Any]) -> float:
-    acceptance = evaluation["acceptance"]
-    score: float = sum(acceptance[kind]["mean_length"][-1] for kind in ("greedy", "sampled"))
-    return score
