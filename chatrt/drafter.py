@@ -2,7 +2,8 @@
 
     # a step      plan → propose → observe → one pass of the target → verify → commit
     # told        propose: all that is committed; observe: the rows of the pass, with their drafts;
-    #             commit: how many positions of a session hold KV that counts
+    #             commit: how many positions of a session hold KV that counts, and the same once
+    #             more when its turn has ended, in front of whoever may read or take its pages
 
 Knows: token ids, positions, session ids. Does not know: how a draft is made, or whether it
 is kept.
@@ -75,12 +76,18 @@ class Drafter(Protocol):
     def observe(self, target_pass: TargetPass) -> Tensor | None:
         """The target is about to compute these rows.
 
-        Returns what the decoder's follower reads as the pass's `feature_rows`; None without one.
+        Returns what the decoder's follower reads as the pass's `feature_rows`; None without one, or
+        where the pass shall only be shown to it.
         """
         ...
 
     def commit(self, session_id: int, num_computed: int) -> None:
-        """Positions `[0, num_computed)` of the session hold KV that counts, none behind them."""
+        """Positions `[0, num_computed)` of the session hold KV that counts, none behind them.
+
+        Told behind each pass of the session, and again when its turn ends: rows of its own that a
+        drafter has put off must then lie in `kv`. Those of a page that is full by `num_computed`
+        must at once: others may share it.
+        """
         ...
 
     def close(self, session_id: int) -> None:

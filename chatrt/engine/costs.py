@@ -105,7 +105,10 @@ def _least_ms(target: Target, rows: Sequence[BatchRows], clock: Callable[[], int
 
 def _forward_ms(target: Target, rows: Sequence[BatchRows], clock: Callable[[], int]) -> float:
     start_ns = clock()
-    logits = target.decoder.forward(target.batches.build(rows), target.kv)
+    batch = target.batches.build(rows)
+    # Passes of more rows than sequences have a drafter's work to do besides; see `Drafter.observe`.
+    followed = torch.zeros_like(batch.meta.token_ids) if batch.num_rows > len(rows) else None
+    logits = target.decoder.forward(batch, target.kv, feature_rows=followed)
     if logits.values.device.type == "cuda":
         torch.cuda.synchronize(logits.values.device)
     return (clock() - start_ns) / 1e6

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from chatrt.session import PageCopy, Session
 
 _NS_PER_MS = 1e6
+_STEPS_PER_TIMING = 4  # costs change over seconds, and to note them takes time too
 
 
 class Drafting:
@@ -56,6 +57,8 @@ class Drafting:
         self._draft_ms = 0.0
         self._pass_ms = 0.0
         self._began_ns = 0
+        self._num_steps = 0
+        self._is_timed = False
 
     def limit(self, asked: int | None) -> int:
         """The most drafts for a turn that asks for so many; None leaves it to the settings."""
@@ -66,6 +69,8 @@ class Drafting:
         if self._drafter is None:
             return
         self._began_ns = self._clock()
+        self._num_steps += 1
+        self._is_timed = self._depth is not None and self._num_steps % _STEPS_PER_TIMING == 0
         wishes: list[Wish] = []
         decoding: list[LiveTurn] = []
         for turn in turns:
@@ -89,7 +94,8 @@ class Drafting:
         proposals = self._drafter.propose([self._request(one, turns) for one in plan.rows])
         cut = [p[: one.num_drafts] for p, one in zip(proposals, plan.rows, strict=True)]
         self._draft_ms = (self._clock() - started_ns) / _NS_PER_MS
-        self._time_drafts(plan, cut)
+        if self._is_timed:
+            self._time_drafts(plan, cut)
         return cut
 
     def observe(self, plan: Plan, rows: Sequence[BatchRows]) -> Tensor | None:
@@ -105,7 +111,9 @@ class Drafting:
 
     def end(self, plan: Plan, num_rows: int) -> None:
         """The step is over: what it took besides its drafts is what so many rows cost."""
-        if self._depth is not None and all(p.num_rows == 1 + p.num_drafts for p in plan.rows):
+        if not self._is_timed or self._depth is None:
+            return
+        if all(p.num_rows == 1 + p.num_drafts for p in plan.rows):  # nobody prefills
             step_ms = (self._clock() - self._began_ns) / _NS_PER_MS
             self._depth.observe_pass(num_rows=num_rows, time_ms=step_ms - self._draft_ms)
 
@@ -124,7 +132,7 @@ class Drafting:
             turn.counter.add_times(draft_ms=self._draft_ms, verify_ms=self._pass_ms)
 
     def commit(self, session: Session) -> None:
-        """The session holds what it holds now: drafts behind it were rejected."""
+        """The session holds what it holds now, behind a pass and when its turn ends."""
         if self._drafter is not None:
             self._drafter.commit(session.session_id, session.num_computed)
 
@@ -166,8 +174,7 @@ class Drafting:
 
     def _time_drafts(self, plan: Plan, proposals: Sequence[Sequence[int]]) -> None:
         """Tell depth control what the proposals cost, where one source made them all."""
-        if self._depth is None:
-            return
+        assert self._depth is not None
         drafted = [
             (self._sources[one.entry.session.session_id], len(proposal))
             for one, proposal in zip(plan.rows, proposals, strict=True)

@@ -20,14 +20,7 @@ from chatrt.engine.residency import Residency
 from chatrt.errors import ChatrtError, InvalidValue, OutOfPages
 from chatrt.scheduler import Entry, Phase, Work
 from chatrt.speculative import row_logprobs, verify
-from chatrt.turn import (
-    EngineEvent,
-    FinishReason,
-    KVFigures,
-    StartedEvent,
-    TokensEvent,
-    TurnKind,
-)
+from chatrt.turn import EngineEvent, FinishReason, KVFigures, StartedEvent, TokensEvent, TurnKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +33,7 @@ if TYPE_CHECKING:
     from chatrt.engine.forward import Target
     from chatrt.engine.residency import Placement
     from chatrt.scheduler import Plan, PlannedRows, Scheduler
-    from chatrt.session import PageCopy, SessionManager
+    from chatrt.session import PageCopy, Session, SessionManager
     from chatrt.turn import TurnRequest
 
 
@@ -174,7 +167,7 @@ class Engine:
         for turn in failed:
             self._report_failure(turn, error)
         for turn in failed:
-            self._copy(self._residency.keep_older(turn.entry.session))
+            self._keep_older(turn.entry.session)
 
     def take_events(self) -> list[EngineEvent]:
         """Everything that happened since the last call, in order."""
@@ -331,6 +324,7 @@ class Engine:
             resident_pages=len(session.page_ids),
             shared_pages=self._sessions.num_shared_pages(session),
         )
+        self._drafting.commit(session)
         if request.kind is TurnKind.TYPED_AHEAD:
             assert request.typed_ahead_key is not None
             self._residency.keep_typed(request.typed_ahead_key, session)
@@ -347,7 +341,6 @@ class Engine:
             return output_ids
         num_kept = turn.prompt_length + cut.num_kept
         self._copy(self._sessions.rewind(session, num_kept))
-        self._drafting.commit(session)
         self._sessions.extend(session, cut.remainder_ids)
         return output_ids
 
@@ -370,6 +363,11 @@ class Engine:
         turn.finish = FinishReason.FAILED
         self._report(turn, turn.token_ids, error)
 
+    def _keep_older(self, session: Session) -> None:
+        """A turn failed: its session is parked for the older responses that it holds."""
+        self._drafting.commit(session)
+        self._copy(self._residency.keep_older(session))
+
     def _refuse(
         self, request: TurnRequest, reason: FinishReason, error: ChatrtError | None
     ) -> None:
@@ -383,7 +381,7 @@ class Engine:
         turn = self._by_session[youngest.session.session_id]
         free, evictable = self._sessions.num_free, self._sessions.num_evictable
         self._report_failure(turn, OutOfPages(1, free, evictable, self._sessions.num_pages))
-        self._copy(self._residency.keep_older(turn.entry.session))
+        self._keep_older(turn.entry.session)
         return True
 
     def _supersede(self, typed_ahead_key: str) -> None:

@@ -2,9 +2,9 @@
 
 Knows: the order of layers, static buffers, which rows' logits are wanted.
 Does not know: sessions, sampling, how an op is executed, where weights came from.
-Invariant: the description becomes a program once for each KV cache; no tensor is allocated after
-the first forward with a given number of rows, and every call writes into `out=`. The result is
-valid until the next forward.
+Invariant: the description becomes a program once for each KV cache, twice where passes are followed
+or only shown; no tensor is allocated after the first forward with a given number of rows, and every
+call writes into `out=`. The result is valid until the next forward.
 Cost: per row about `11 · hidden + 4 · intermediate + vocab` numbers of scratch memory.
 """
 
@@ -42,9 +42,10 @@ class Logits:
 
 
 class Follower(Protocol):
-    """Computes on hidden states of every pass, in the same program, behind the decoder's own ops.
+    """Takes hidden states of every pass, and computes on them in the same program.
 
-    A pass's `feature_rows` are its to use; a decoder that has one hands out no features itself.
+    It computes behind the decoder's own ops, in passes that have `feature_rows`, which are its to
+    use; passes without are only shown to it. A decoder that has one hands out no features itself.
     """
 
     @property
@@ -62,7 +63,7 @@ class Follower(Protocol):
         ...
 
     def follow(self, ops: Calls, inputs: ForwardInputs) -> None:
-        """What is computed when the last layer is done."""
+        """What is computed when the last layer is done, in passes that have feature rows."""
         ...
 
 
@@ -109,7 +110,7 @@ class Decoder:
             len(feature_layers), max_rows, config.hidden_size, dtype=dtype, device=device
         )
         self._max_positions = max_positions
-        self._programs: dict[KVCache, Program] = {}
+        self._programs: dict[tuple[KVCache, bool], Program] = {}
         self._follower: Follower | None = None
 
     @property
@@ -123,7 +124,7 @@ class Decoder:
         return self._logits.dtype
 
     def follow_with(self, follower: Follower) -> None:
-        """From now on every pass ends with what `follower` computes of it."""
+        """From now on every pass is shown to `follower`, or ends with what it computes of it."""
         assert not self.feature_layers, "features are handed out or followed, not both"
         self._follower = follower
         self._programs.clear()
@@ -134,11 +135,12 @@ class Decoder:
         """Compute all rows, write their keys and values into `kv`, and hand out logits.
 
         Logits are those of `batch.logit_rows`, in that order. `feature_rows` int64 `[n]` chooses
-        the rows of the features, or is what a follower makes of it; None means all rows.
+        the rows of the features, None all of them. Where there is a follower they are what it makes
+        of them, and with None it computes nothing.
         """
         assert batch.num_rows <= self.max_rows, (batch.num_rows, self.max_rows)
         inputs = self._inputs(batch, feature_rows)
-        self._program(kv).run(inputs)
+        self._program(kv, follows=feature_rows is not None).run(inputs)
         values = self._logits[: inputs.logit_rows.shape[0]]
         return Logits(values, self._kept_features(inputs.feature_rows.shape[0]))
 
@@ -154,20 +156,21 @@ class Decoder:
                 self._first_rows[batch.num_rows] = feature_rows
         return ForwardInputs(batch.meta, batch.logit_rows, feature_rows)
 
-    def _program(self, kv: KVCache) -> Program:
-        program = self._programs.get(kv)
+    def _program(self, kv: KVCache, *, follows: bool = False) -> Program:
+        """The program over a KV cache; `follows` is for those that have a follower compute."""
+        key = (kv, follows and self._follower is not None)
+        program = self._programs.get(key)
         if program is None:
             outputs = [self._logits, *self._features]
             if self._follower is not None:
                 outputs += self._follower.outputs
-            program = self._ops.compile(
-                partial(self._describe, kv=kv), self._largest_inputs(kv.page_size), outputs
-            )
-            self._programs[kv] = program
+            describe = partial(self._describe, kv=kv, follows=key[1])
+            program = self._ops.compile(describe, self._largest_inputs(kv.page_size), outputs)
+            self._programs[key] = program
         return program
 
-    def _describe(self, ops: Calls, inputs: ForwardInputs, *, kv: KVCache) -> None:
-        """The whole forward, written down as calls of `ops`."""
+    def _describe(self, ops: Calls, inputs: ForwardInputs, *, kv: KVCache, follows: bool) -> None:
+        """The whole forward, written down as calls of `ops`; at its end, perhaps, the follower."""
         meta, feature_rows, follower = inputs.meta, inputs.feature_rows, self._follower
         buffers = self._buffers_for(meta.token_ids.shape[0])
         ops.embed(self.weights.embedding, meta.token_ids, out=buffers.hidden)
@@ -180,7 +183,7 @@ class Decoder:
             if follower is not None and index in follower.layers:
                 follower.follow_layer(ops, follower.layers.index(index), buffers.hidden)
         self._head(ops, inputs.logit_rows, buffers)
-        if follower is not None:
+        if follower is not None and follows:
             follower.follow(ops, inputs)
 
     def _largest_inputs(self, page_size: int) -> ForwardInputs:

@@ -54,8 +54,13 @@ def tiny_head(
     return HeadFile("tiny", fingerprint, feature_layers, ids, tensors)
 
 
-def head_drafter(head: HeadFile, target: Target, ops: Ops, *, num_slots: int = 16) -> HeadDrafter:
-    """Drafts with `head` for a target, whose passes it follows from now on; pages are NaN."""
+def head_drafter(
+    head: HeadFile, target: Target, ops: Ops, *, num_slots: int = 16, num_deferred: int = 512
+) -> HeadDrafter:
+    """Drafts with `head` for a target, whose passes it follows from now on; pages are NaN.
+
+    It remembers what `num_slots - 1` sessions go on from, and has `num_deferred` rows wait.
+    """
     kv, config = target.kv, target.decoder.config
     own = KVCache.allocate(
         num_layers=1,
@@ -70,7 +75,13 @@ def head_drafter(head: HeadFile, target: Target, ops: Ops, *, num_slots: int = 1
     own.data.fill_(float("nan"))
     weights = prepare_weights(head, target.decoder, ops, None)
     network = HeadNetwork(
-        weights, head.feature_layers, target.decoder, ops, own, num_slots=num_slots
+        weights,
+        head.feature_layers,
+        target.decoder,
+        ops,
+        own,
+        num_slots=num_slots,
+        num_deferred=num_deferred,
     )
     batches = target.batches
     builder = BatchBuilder(

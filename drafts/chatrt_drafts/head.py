@@ -4,12 +4,16 @@
     # head's rows     written behind the  drafted from the     drafted from the head's own
     #                 target's passes     feature of n - 1     state, one after the other
     # behind a verify rewritten from the target's own features, as far as rows were computed
+    # nobody drafts   the rows wait, up to the end of their page, for a draft, a pass of more rows,
+    #                 or the end of the turn
 
 Knows: sessions' tokens and pages, which feature belongs to which position. Does not know: the
 network's ops, logits of the target, how deep to draft.
-Invariant: the head's rows `[0, num_computed)` of a session are written whenever the target's are,
-so they are shared, copied and evicted with the same pages.
-Cost: one row of `bases` for each session that was seen last.
+Invariant: the head's rows `[0, num_computed)` of a session are written before anyone else can read
+or take their page: full pages when the target's are, the last page when the turn ends. So they are
+shared, copied and evicted with the same pages.
+Cost: one row of `bases` for each session that was seen last; for a token of a session that does not
+draft a copy of its features.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from chatrt.batch import BatchRows
+from chatrt_drafts.deferred_rows import RowCopies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,13 +46,27 @@ class _Kept:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: that takes three times as long to make, and one is made for each session of each step.
+@dataclass(slots=True)
 class _Seen:
-    """A session's rows in the last pass: `count` of them from position `start` on."""
+    """A session's rows in the last pass; `written` if the pass wrote the head's too."""
 
     first_row: int
+    rows: BatchRows
+    written: bool
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Rows of a session from position `start` on, within one page, that are not written yet.
+
+    Their features lie from `first_place` on. `page_ids` is the session's page table, which grows.
+    """
+
+    first_place: int
     start: int
-    count: int
+    page_ids: Sequence[int]
+    token_ids: list[int]
 
 
 class Chains(Protocol):
@@ -78,9 +97,15 @@ class HeadDrafter:
         self._network = network
         self._kv = kv
         self._chains = chains
+        self._base_copies = RowCopies(network.bases, network.bases)
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._free_slots = list(range(network.num_slots - 1, _NOTHING, -1))
         self._seen: dict[int, _Seen] = {}
+        deferred = network.deferred
+        self._waiting: dict[int, _Waiting] = {}
+        last = deferred.num_places - deferred.max_rows
+        self._free_places = list(range(last, -1, -deferred.max_rows))
+        self._max_waiting = len(self._free_places)
 
     @property
     def kv(self) -> KVCache:
@@ -93,34 +118,112 @@ class HeadDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         """Chains of the head's likeliest tokens, all sessions' next ones in one pass."""
+        self._seen = {}  # chains replace what the last pass left
+        for request in requests:
+            if request.max_tokens:
+                self._write_waiting(request.session_id)
         return self._chains.run(requests, [self._start_of(request) for request in requests])
 
-    def observe(self, target_pass: TargetPass) -> Tensor:
-        """Which row of `bases` each row of the pass starts from."""
+    def observe(self, target_pass: TargetPass) -> Tensor | None:
+        """Which row of `bases` each row of the pass starts from; None if rows are to wait.
+
+        They do where each session has a single one: where nobody drafts.
+        """
+        session_ids, rows = target_pass.session_ids, target_pass.rows
+        if len(rows) <= self._max_waiting and all(len(one.token_ids) == 1 for one in rows):
+            self._seen = {
+                session_id: _Seen(row, one, written=False)
+                for row, (session_id, one) in enumerate(zip(session_ids, rows, strict=True))
+            }
+            return None
         base_rows: list[int] = []
         self._seen = {}
-        for session_id, rows in zip(target_pass.session_ids, target_pass.rows, strict=True):
-            first_row, count = len(base_rows), len(rows.token_ids)
-            base_rows.append(self._base_of(session_id, rows.start))
+        for session_id, one in zip(session_ids, rows, strict=True):
+            self._write_waiting(session_id)
+            first_row, count = len(base_rows), len(one.token_ids)
+            base_rows.append(self._base_of(session_id, one.start))
             following = self._network.num_slots + first_row
             base_rows.extend(range(following, following + count - 1))
-            self._seen[session_id] = _Seen(first_row, rows.start, count)
+            self._seen[session_id] = _Seen(first_row, one, written=True)
         return self._network.choose_bases(base_rows)
 
     def commit(self, session_id: int, num_computed: int) -> None:
-        """Keep what the row at `num_computed` starts from, if it is known."""
-        position = num_computed - 1
-        seen, kept = self._seen.get(session_id), self._kept.get(session_id)
-        if seen is not None and seen.start <= position < seen.start + seen.count:
-            row = self._network.num_slots + seen.first_row + position - seen.start
-            slot = self._slot(session_id)
-            self._network.bases[slot] = self._network.bases[row]
-            self._kept[session_id] = _Kept(slot, position)
-        elif kept is not None and kept.position != position:
-            self.close(session_id)
+        """Behind a pass, keep what the next row starts from, or let the pass's only row wait.
+
+        Told without a new row that may wait, all that waits is written: so it is at a turn's end.
+        """
+        seen = self._seen.get(session_id)
+        if seen is not None and not seen.written:
+            del self._seen[session_id]
+            if seen.rows.start == num_computed - 1:
+                self._wait(session_id, seen)
+                if num_computed % self._kv.page_size:
+                    return
+        self._drop_waiting(session_id, num_computed)
+        self._write_waiting(session_id)
+        self._keep_start(session_id, num_computed - 1)
 
     def close(self, session_id: int) -> None:
-        """Forget what the session's next row would start from."""
+        """Forget what waits of the session, and what its next row would start from."""
+        self._drop_waiting(session_id, 0)
+        self._forget_start(session_id)
+
+    def _wait(self, session_id: int, seen: _Seen) -> None:
+        """Have a row of the pass wait behind those of its session that do already."""
+        deferred, waiting = self._network.deferred, self._waiting.get(session_id)
+        if waiting is not None and len(waiting.token_ids) == deferred.max_rows:
+            self._write_waiting(session_id)
+            waiting = None
+        if waiting is None:
+            if not self._free_places:
+                self._write_waiting(next(iter(self._waiting)))
+            place = self._free_places.pop()
+            waiting = _Waiting(place, seen.rows.start, seen.rows.page_ids, [])
+            self._waiting[session_id] = waiting
+        num_before = len(waiting.token_ids)
+        assert waiting.start + num_before == seen.rows.start, (waiting, seen)
+        deferred.keep(seen.first_row, waiting.first_place + num_before)
+        waiting.token_ids += seen.rows.token_ids
+
+    def _write_waiting(self, session_id: int) -> None:
+        """Write the rows of the session that wait."""
+        waiting = self._waiting.pop(session_id, None)
+        if waiting is None:
+            return
+        self._free_places.append(waiting.first_place)
+        rows = BatchRows(waiting.token_ids, waiting.start, waiting.page_ids)
+        base_row = self._base_of(session_id, waiting.start)
+        following = self._network.deferred.write(rows, waiting.first_place, base_row)
+        self._keep(session_id, following, waiting.start + len(waiting.token_ids) - 1)
+
+    def _drop_waiting(self, session_id: int, num_computed: int) -> None:
+        """Rows of the session from position `num_computed` on wait no longer."""
+        waiting = self._waiting.get(session_id)
+        if waiting is None:
+            return
+        del waiting.token_ids[max(0, num_computed - waiting.start) :]
+        if not waiting.token_ids:
+            del self._waiting[session_id]
+            self._free_places.append(waiting.first_place)
+
+    def _keep_start(self, session_id: int, position: int) -> None:
+        """Keep what the row behind `position` starts from, if the last pass gave it or it is kept.
+
+        Otherwise forget what is kept.
+        """
+        seen, kept = self._seen.get(session_id), self._kept.get(session_id)
+        if seen is not None and 0 <= position - seen.rows.start < len(seen.rows.token_ids):
+            row = seen.first_row + position - seen.rows.start
+            self._keep(session_id, self._network.num_slots + row, position)
+        elif kept is not None and kept.position != position:
+            self._forget_start(session_id)
+
+    def _keep(self, session_id: int, base_row: int, position: int) -> None:
+        slot = self._slot(session_id)
+        self._base_copies.copy(base_row, slot)
+        self._kept[session_id] = _Kept(slot, position)
+
+    def _forget_start(self, session_id: int) -> None:
         kept = self._kept.pop(session_id, None)
         if kept is not None:
             self._free_slots.append(kept.slot)

@@ -1,11 +1,16 @@
 """The network of a trained head on an executor's ops: behind a target's pass, and for a draft.
 
+    # a pass of the target        the features of its rows, and, if it is followed, their keys and
+    #                             values; else these are written later (`DeferredRows`)
+    # a step, behind all passes   a row for each session that drafts: keys and values, logits
+
 Knows: the head's tensors, the target's embedding, head rows and hidden states, static buffers.
 Does not know: sessions, who drafts how deep, tokens' meaning.
 Invariant: row j of the head's keys and values comes from the target's feature at j - 1 (or, while
 drafting, from the head's own state there) and the token at j; nothing is allocated in a step.
-Cost: for a row of a pass the bytes of `features`, `embedding`, key and value; for a draft the layer
-and the kept head rows, a tenth of the default model's step.
+Cost: for a followed pass the bytes of `features`, `embedding`, key and value, 3 to 5 % of the
+default model's step, for a shown one a few norms; for a draft the layer and the kept head rows, a
+tenth of that step.
 Source: EAGLE, arXiv 2401.15077, 2406.16858, 2503.01840.
 """
 
@@ -16,9 +21,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from chatrt.batch import BatchBuilder
 from chatrt.models.layer import LayerBuffers, LayerCalls, project
 from chatrt.models.quantize import quantize_matrix
 from chatrt.models.weights import LayerWeights, Projection
+from chatrt_drafts.deferred_rows import DeferredRows
 from chatrt_kernels.ops import ForwardInputs, RowMeta
 
 if TYPE_CHECKING:
@@ -92,13 +99,23 @@ def prepare_weights(
 
 
 class HeadNetwork:
-    """The head over one KV cache: a part of each pass of the target, and a program for drafts.
+    """The head over one KV cache: a part of the target's passes, and programs of its own.
 
-    As the decoder's follower it writes the head's rows in the target's own pass. `bases`
-    `[num_slots + max_rows, hidden]` is what rows start from besides their token; the pass's
-    `feature_rows` choose one for each row. The first `num_slots` rows belong to the caller (row 0
-    must stay zero: nothing is known). Behind them a pass leaves what each of its rows gives to the
-    next position, and `step` what each drafted row gives to its successor.
+    As the decoder's follower it takes the features of every pass, and writes the head's rows in the
+    same pass if it is followed; `deferred` writes those of passes that were not. `bases` is what
+    rows start from besides their token; whoever runs a pass or a program chooses one for each row.
+    The first `num_slots` rows of it belong to the caller (row 0 must stay zero: nothing is known).
+    Behind them, in `max_rows` rows, a followed pass leaves what each of its rows gives to the next
+    position, and `step` what each drafted row gives to its successor.
+
+    Args:
+        weights: The head's.
+        layers: The target's layers, 0-based, behind which it takes features.
+        decoder: The target's, not followed yet.
+        ops: The executor of both.
+        kv: The head's own pages.
+        num_slots: Rows of `bases` for the caller.
+        num_deferred: Rows that can wait to be written.
     """
 
     def __init__(
@@ -110,9 +127,10 @@ class HeadNetwork:
         kv: KVCache,
         *,
         num_slots: int,
+        num_deferred: int = 512,
     ) -> None:
         config, max_rows = decoder.config, decoder.max_rows
-        device, dtype = decoder.device, decoder.dtype
+        device, dtype, hidden = decoder.device, decoder.dtype, decoder.config.hidden_size
         self.layers = layers
         self.num_slots = num_slots
         self._weights = weights
@@ -122,20 +140,20 @@ class HeadNetwork:
         self._kv = kv.layer(0)
         self._calls = LayerCalls(config)
         self._buffers = LayerBuffers.allocate(config, max_rows, dtype=dtype, device=device)
-        self._ones = torch.ones(config.hidden_size, dtype=dtype, device=device)
-        self._wide = torch.empty(
-            max_rows, len(layers) * config.hidden_size, dtype=dtype, device=device
-        )
-        self.bases = torch.zeros(
-            num_slots + max_rows, config.hidden_size, dtype=dtype, device=device
-        )
+        self._ones = torch.ones(hidden, dtype=dtype, device=device)
+        self.features = torch.empty(max_rows, len(layers) * hidden, dtype=dtype, device=device)
+        # behind the caller's and a pass's those of deferred rows
+        num_bases = num_slots + max_rows + min(kv.page_size, max_rows)
+        self.bases = torch.zeros(num_bases, hidden, dtype=dtype, device=device)
         self._logits = torch.empty(max_rows, weights.kept.shape[0], dtype=dtype, device=device)
         host_rows = torch.zeros(max_rows, dtype=torch.int64)
         self._host_base_rows = host_rows.numpy()
         self._base_rows = host_rows.to(device)  # on a CPU the same memory
         self._no_rows = torch.zeros(0, dtype=torch.int64, device=device)
-        largest = self._largest_inputs(-(-decoder.rope.shape[0] // kv.page_size))
+        num_pages = -(-decoder.rope.shape[0] // kv.page_size)
+        largest = self._largest_inputs(max_rows, 0, num_pages)
         self._step = ops.compile(self._describe_step, largest, [self.bases, self._logits])
+        self.deferred = self._deferred_rows(ops, kv.page_size, num_pages, num_deferred)
         decoder.follow_with(self)
 
     @property
@@ -151,20 +169,30 @@ class HeadNetwork:
     @property
     def outputs(self) -> tuple[Tensor, ...]:
         """What is read behind a pass."""
-        return (self.bases,)
+        return (self.bases, self.features)
 
     def follow_layer(self, ops: Calls, place: int, hidden: Tensor) -> None:
         """Take the hidden states `[rows, hidden]` behind layer `layers[place]`."""
         num_rows, hidden_size = hidden.shape
-        part = self._wide[:num_rows, place * hidden_size : (place + 1) * hidden_size]
+        part = self.features[:num_rows, place * hidden_size : (place + 1) * hidden_size]
         ops.rms_norm(hidden, self._ones, self._eps, out=part)
 
     def follow(self, ops: Calls, inputs: ForwardInputs) -> None:
         """Write the head's keys and values of the pass, and what its rows give to their next."""
-        meta, layer = inputs.meta, self._weights.layer
-        num_rows = meta.token_ids.shape[0]
+        num_rows = inputs.meta.token_ids.shape[0]
         following = self.bases[self.num_slots : self.num_slots + num_rows]
-        ops.linear(self._wide[:num_rows], self._weights.features, None, out=following)
+        self.write_rows(ops, inputs, self.features[:num_rows], following)
+
+    def write_rows(
+        self, ops: Calls, inputs: ForwardInputs, features: Tensor, following: Tensor
+    ) -> None:
+        """Write keys and values of rows with `features`; what they give goes to `following`.
+
+        Describes it to any executor: `features` `[rows, feature_layers * hidden]`, and `following`
+        rows of `bases`, among which `inputs.feature_rows` choose what each row starts from.
+        """
+        meta, layer = inputs.meta, self._weights.layer
+        ops.linear(features, self._weights.features, None, out=following)
         buffers = self._start(ops, inputs)
         ops.rms_norm(buffers.hidden, layer.attention_norm, self._eps, out=buffers.normed)
         project(ops, buffers.normed, layer.key, buffers.k)
@@ -216,10 +244,25 @@ class HeadNetwork:
         ops.add(buffers.hidden, buffers.projected, out=buffers.hidden)
         return buffers
 
-    def _largest_inputs(self, num_pages: int) -> ForwardInputs:
-        """Inputs of the largest pass, as shapes: their contents are never read."""
-        max_rows, device = len(self._base_rows), self.bases.device
-        rows = torch.zeros(4, max_rows, dtype=torch.int64, device=device)
+    def _deferred_rows(
+        self, ops: Ops, page_size: int, num_pages: int, num_places: int
+    ) -> DeferredRows:
+        """Their part of `bases` is behind all others, and as long as they are many at once."""
+        first_base = self.num_slots + len(self._base_rows)
+        num_rows = len(self.bases) - first_base
+        return DeferredRows(
+            self,
+            ops,
+            self._largest_inputs(num_rows, num_rows, num_pages),
+            BatchBuilder(num_rows, 1, num_pages, page_size, self.bases.device),
+            num_places=num_places,
+            first_base=first_base,
+        )
+
+    def _largest_inputs(self, num_rows: int, num_logits: int, num_pages: int) -> ForwardInputs:
+        """Inputs of the largest run, as shapes: their contents are never read."""
+        device = self.bases.device
+        rows = torch.zeros(5, num_rows, dtype=torch.int64, device=device)
         meta = RowMeta(
             token_ids=rows[0],
             positions=rows[1],
@@ -228,4 +271,4 @@ class HeadNetwork:
             q_start=torch.zeros(2, dtype=torch.int32, device=device),
             kv_len=torch.zeros(1, dtype=torch.int32, device=device),
         )
-        return ForwardInputs(meta, self._no_rows, rows[3])
+        return ForwardInputs(meta, rows[3, :num_logits], rows[4])

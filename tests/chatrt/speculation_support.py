@@ -105,6 +105,7 @@ class Speculating:
             assert not self.model._seen
         if self.head_rows is not None:
             assert not self.head_rows._kept
+            assert not self.head_rows._waiting
         assert not self.engine._drafting._sources
         assert not self.engine._drafting._floors
 
@@ -117,9 +118,15 @@ class Speculating:
         return self.model.num_right(request)
 
     def _check_head(self, session: Session) -> None:
-        """Each row is the oracle's; at starts it may be the one that knows nothing in front."""
+        """Each row is the oracle's; at starts it may be the one that knows nothing in front.
+
+        Some of a page that nobody shares yet may wait to be written.
+        """
         assert self.head_rows is not None
-        kv, count = self.head_rows.kv.layer(0), session.num_computed
+        waiting = self.head_rows._waiting.get(session.session_id)
+        num_waiting = len(waiting.token_ids) if waiting else 0
+        assert num_waiting <= session.num_computed % PAGE_SIZE
+        kv, count = self.head_rows.kv.layer(0), session.num_computed - num_waiting
         rows = [data[session.page_ids].flatten(0, 1)[:count] for data in (kv.keys, kv.values)]
         assert not any(data.isnan().any() for data in rows)
         if isinstance(self.ops, NativeOps) or not count:

@@ -36,8 +36,9 @@ class _Clock:
 def priced(target: Target, clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """5 ms a forward, 2 ms a sequence, 0.5 ms a further row, 0.01 ms a position of context."""
 
-    def forward(batch: Batch, _kv: object) -> Logits:
+    def forward(batch: Batch, _kv: object, *, feature_rows: torch.Tensor | None) -> Logits:
         num_rows, num_sequences = batch.num_rows, batch.num_sequences
+        assert (feature_rows is not None) == (num_rows > num_sequences)
         context = int(batch.meta.kv_len.sum()) - num_rows
         ms = 5 + 2 * num_sequences + 0.5 * (num_rows - num_sequences) + 0.01 * context
         clock.now_ns += int(ms * 1e6)
@@ -84,7 +85,8 @@ def _counted(
     """Rows of all forwards from now on; the n-th of them takes `ms(n, rows)`."""
     seen: list[int] = []
 
-    def forward(batch: Batch, _kv: object) -> Logits:
+    def forward(batch: Batch, _kv: object, *, feature_rows: torch.Tensor | None) -> Logits:
+        assert (feature_rows is not None) == (batch.num_rows > 1)
         seen.append(batch.num_rows)
         assert len(batch.logit_ranges) == batch.num_sequences == 1
         assert len(batch.logit_ranges[0]) == batch.num_rows

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from chatrt.models.config import ModelConfig
-    from chatrt_kernels.ops import Describe, DirectProgram, ForwardInputs
+    from chatrt_kernels.ops import Calls, Describe, DirectProgram, ForwardInputs
 
 TOKENS = [(i * i * 7 + 3 * i) % 320 for i in range(70)]
 
@@ -110,6 +110,44 @@ def test_a_decoder_without_feature_layers_gives_no_features() -> None:
     assert one.decoder.forward(one.builder.build([one.rows(TOKENS, 0)]), one.kv).features is None
 
 
+class Watcher:
+    """A follower that notes the means of what it is shown, and what it is asked to compute."""
+
+    layers = (1, 0)
+
+    def __init__(self) -> None:
+        self.shown = torch.zeros(2, 70, dtype=torch.float64)
+        self.followed: list[list[int]] = []
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        return (self.shown,)
+
+    def follow_layer(self, ops: Calls, place: int, hidden: Tensor) -> None:
+        self.shown[place, : len(hidden)] = hidden.mean(-1)
+
+    def follow(self, ops: Calls, inputs: ForwardInputs) -> None:
+        self.followed.append(inputs.feature_rows.tolist())
+
+
+def test_a_follower_is_shown_all_passes_and_computes_in_those_with_feature_rows() -> None:
+    plain = bench(feature_layers=(1, 0))
+    features = plain.decoder.forward(plain.builder.build([plain.rows(TOKENS, 0)]), plain.kv)
+    assert features.features is not None
+    expected = features.features.mean(-1).T
+    one, watcher = bench(), Watcher()
+    one.decoder.follow_with(watcher)
+    rows = torch.tensor([3, 1, 4])
+    for feature_rows, followed in ((None, []), (rows, [[3, 1, 4]]), (None, [[3, 1, 4]])):
+        watcher.shown.zero_()
+        batch = one.builder.build([one.rows(TOKENS, 0)])
+        found = one.decoder.forward(batch, one.kv, feature_rows=feature_rows)
+        torch.testing.assert_close(found.values, features.values)
+        torch.testing.assert_close(watcher.shown, expected)
+        assert watcher.followed == followed
+        assert found.features is None
+
+
 class CountingOps(ReferenceOps):
     """Counts the programs that it makes."""
 
@@ -131,3 +169,14 @@ def test_one_program_serves_all_forwards_over_one_cache() -> None:
     for chunk in (20, 1, 70, 33):
         torch.testing.assert_close(one.logits(TOKENS, chunk=chunk), expected)
     assert ops.num_programs == 1
+
+
+def test_passes_that_are_followed_have_a_program_of_their_own() -> None:
+    ops = CountingOps()
+    one = Bench(tiny_model(ops, dtype=torch.float64), ops)
+    one.decoder.follow_with(Watcher())
+    for _ in range(2):
+        for feature_rows in (None, torch.tensor([0])):
+            batch = one.builder.build([one.rows(TOKENS, 0)])
+            one.decoder.forward(batch, one.kv, feature_rows=feature_rows)
+    assert ops.num_programs == 2

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from chatrt.drafter import DraftRequest
-from chatrt.native_sampling import NativeSampler
 from chatrt.params import SamplingParams
 from chatrt.sampling import Sampler
 from chatrt.testing.engine import (
@@ -22,58 +19,18 @@ from chatrt.testing.engine import (
     tiny_target,
     turn_request,
 )
-from chatrt.testing.heads import head_drafter, tiny_head
+from chatrt.testing.heads import head_drafter
 from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt_drafts.native_chains import NativeChains
 from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.ops import NativeOps
-from chatrt_kernels.cpu.sampling import NativeSampling
 from chatrt_kernels.reference import ReferenceOps
-from tests.chatrt_drafts.head_oracle import PAGE_SIZE, HeadOracle
+from tests.chatrt_drafts.head_oracle import PAGE_SIZE
+from tests.chatrt_drafts.head_support import CONTEXT, PROMPT, Bench, make_bench, running
 from tests.chatrt_kernels.cpu_support import NATIVE_PATH, compiled
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from chatrt.engine import Engine, Target
-    from chatrt.session import Session
     from chatrt.text.tokenizer import Tokenizer
-    from chatrt_drafts.head import HeadDrafter
-    from chatrt_kernels.ops import Ops
-
-LAYERS = (0, 1)
-PROMPT = [
-    *(7, 3, 200, 41, 41, 9, 118, 64, 3, 77, 5, 12, 90, 31, 200, 41, 8, 6, 101, 55),
-    *(i * 37 % 251 for i in range(60)),
-]  # two chunks
-CONTEXT = 256
-
-
-@dataclass(frozen=True)
-class Bench:
-    tokenizer: Tokenizer
-    target: Target
-    drafter: HeadDrafter
-    engine: Engine
-    oracle: HeadOracle
-
-    def rows_of(self, session: Session) -> tuple[Tensor, Tensor]:
-        """The head's keys and values of a session's computed positions."""
-        kv = self.drafter.kv.layer(0)
-        parts = [data[session.page_ids].flatten(0, 1) for data in (kv.keys, kv.values)]
-        return parts[0][: session.num_computed], parts[1][: session.num_computed]
-
-    def assert_rows(
-        self, session: Session, *, unknown: tuple[int, ...] = (), tolerance: float = 2e-4
-    ) -> None:
-        token_ids = session.token_ids[: session.num_computed]
-        inputs = self.oracle.inputs(token_ids, unknown=unknown)
-        for found, expected in zip(
-            self.rows_of(session), self.oracle.keys_and_values(inputs), strict=True
-        ):
-            torch.testing.assert_close(
-                found.to(expected.dtype), expected, atol=tolerance, rtol=tolerance
-            )
 
 
 @pytest.fixture
@@ -84,23 +41,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture
 def bench(tokenizer: Tokenizer) -> Bench:
     return make_bench(tokenizer, ReferenceOps())
-
-
-def make_bench(tokenizer: Tokenizer, ops: Ops) -> Bench:
-    target = tiny_target(tokenizer, max_context=CONTEXT, ops=ops)
-    if isinstance(ops, NativeOps):
-        kernel = NativeSampling(ops.kernels.functions, target.vocab_size)
-        target = replace(target, make_sampler=partial(NativeSampler, kernel=kernel))
-    head = tiny_head(target.decoder.config, feature_layers=LAYERS)
-    drafter = head_drafter(head, target, ops)
-    engine = engine_over(target, max_context=CONTEXT, drafter=drafter, num_drafts=3)
-    twin = tiny_target(tokenizer, max_context=CONTEXT, feature_layers=LAYERS, max_rows=CONTEXT)
-    return Bench(tokenizer, target, drafter, engine, HeadOracle(head, twin))
-
-
-def running(engine: Engine) -> Session:
-    (turn,) = engine._turns.values()
-    return turn.entry.session
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 5, 9])
@@ -267,8 +207,7 @@ def test_native_kernels_write_the_same_rows_and_leave_the_text_as_it_is(
     bench.engine.submit(request)
     step_until_tokens(bench.engine, 9)
     session = running(bench.engine)
-    # activations in 8 bits, pages in half precision
-    bench.assert_rows(session, tolerance=0.06)
+    bench.assert_rows(session)
     while bench.engine.step():
         pass
     assert session.token_ids == [*PROMPT, *plain.token_ids]

@@ -373,5 +373,5 @@ def test_a_head_of_other_weights_is_not_trained_further(tmp_path: Path) -> None:
     train(target, plan(tmp_path / "first"))
     first = HeadFile.load(tmp_path / "first" / "head.safetensors")
     other = replace(target, name="other", fingerprint="0" * 32)
-    with pytest.raises(ModelFileError, match="trained for tiny .* the model is other"):
+    with pytest.raises(ModelFileError, match=r"trained for tiny .* the model is other"):
         train(other, plan(tmp_path / "second", start_from=first))
