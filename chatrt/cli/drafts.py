@@ -123,13 +123,19 @@ def make_drafter(
     elif draft.model is not None:
         other = _model_drafter(settings, draft.model, target, executor)
     else:
-        return NgramDrafter()
-    return AutoDrafter(NgramDrafter(), other) if settings.speculation == "auto" else other
+        return _ngram_drafter(settings)
+    return AutoDrafter(_ngram_drafter(settings), other) if settings.speculation == "auto" else other
+
+
+def _ngram_drafter(settings: Settings) -> NgramDrafter:
+    """It keeps indexes of those that decode at once, and of as many that may come back."""
+    return NgramDrafter(max_sessions=2 * settings.max_num_seqs)
 
 
 def _own_head(path: Path, files: ModelFiles) -> HeadFile:
     head = HeadFile.load(path)
     head.require_target(files.name, fingerprint(files.weight_files()))
+    head.require_fit(files.name, read_config(files))
     return head
 
 

@@ -10,6 +10,7 @@ default model.
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 from pathlib import Path
@@ -55,7 +56,9 @@ def train_draft(
         float | None, typer.Option(help="Time of the training, instead of its share.")
     ] = None,
     vocab: Annotated[int, typer.Option(min=16, help="Tokens that the head can draft.")] = 8192,
-    seed: Annotated[int, typer.Option(help="Seed of data and weights.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed of data and weights.")
+    ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run ended.")] = False,
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None,
@@ -104,8 +107,8 @@ def train_draft(
         learning_rate=learning_rate,
         start_from=None if start_from is None else HeadFile.load(start_from / FILE_NAME),
     )
-    if min(plan.synthesis_s, plan.training_s) <= 0:
-        raise InvalidValue("both the synthesis and the training need some time")
+    if not all(0 < time_s < math.inf for time_s in (plan.synthesis_s, plan.training_s)):
+        raise InvalidValue("both the synthesis and the training need some time, and an end")
     paths = common.find_paths()
     settings = common.load_settings(paths, {"model": model, "device": device}).settings
     files = _fetch(settings, paths)

@@ -38,18 +38,22 @@ def measure_drafts(
     """Costs by source of drafts, from the quickest of a few proposals of 1 and of 3 tokens.
 
     Each follows a pass of the target, as in service. Call it before any session exists: it writes
-    to the first pages of the caches. A context too small to measure in costs nothing.
+    to the first pages of the caches. A context too small to measure in costs nothing, nor does a
+    second session where a pass has room for one only.
     """
-    bench = _Bench(target, drafter, page_size, clock)
-    length = min(_NUM_TOKENS, max_context - 4)
+    bench, batches = _Bench(target, drafter, page_size, clock), target.batches
+    most = min(len(_NOBODY), batches.max_sequences, batches.max_rows)
+    length = min(_NUM_TOKENS, max_context - 4, batches.max_rows // most + 1)
     num_pages = -(-(length + 4) // page_size)
     costs = {"ngram": _NGRAM}
     source = drafter.source(_NOBODY[0], range(max(length, 0)))
-    if source == "ngram" or length < 1 or len(_NOBODY) * num_pages > target.kv.num_pages:
+    if source == "ngram" or length < 1 or most * num_pages > target.kv.num_pages:
         return costs
     one_ms = bench.least_ms(length, num_pages, num_tokens=1, num_sessions=1)
     three_ms = bench.least_ms(length, num_pages, num_tokens=3, num_sessions=1)
-    both_ms = bench.least_ms(length, num_pages, num_tokens=3, num_sessions=2)
+    both_ms = three_ms
+    if most > 1:
+        both_ms = bench.least_ms(length, num_pages, num_tokens=3, num_sessions=most)
     step_ms = max(0.0, three_ms - one_ms) / 2
     costs[source] = DraftCost(
         fixed_ms=max(0.0, one_ms - step_ms),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from chatrt.models.config import ModelConfig
+
 FILE_NAME = "head.safetensors"
 NORMS = ("attention_norm.weight", "mlp_norm.weight", "final_norm.weight")
 _METADATA_KEY = "chatrt_head"
@@ -90,6 +92,39 @@ class HeadFile:
                 f"the draft head was trained for {self.target} (weights {self.fingerprint}), "
                 f"the model is {name} (weights {fingerprint}); `chatrt train-draft` makes one"
             )
+
+    def require_fit(self, name: str, config: ModelConfig) -> None:
+        """Make sure that every tensor has the size that the target `name` gives it.
+
+        Executors do not look: a matrix that is too wide would write behind its buffer.
+
+        Raises:
+            ModelFileError: One has another; the message has both.
+        """
+        largest, last = int(self.token_ids.max()), self.feature_layers[-1]
+        if largest >= config.vocab_size:
+            raise ModelFileError(
+                f"the draft head drafts token {largest}, {name} has {config.vocab_size}"
+            )
+        if last >= config.num_layers:
+            raise ModelFileError(
+                f"the draft head wants the features of layer {last}, "
+                f"{name} has layers 0 to {config.num_layers - 1}"
+            )
+        shapes = expected_shapes(
+            hidden=config.hidden_size,
+            num_features=len(self.feature_layers),
+            q_width=config.num_heads * config.head_dim,
+            kv_width=config.num_kv_heads * config.head_dim,
+            intermediate=config.intermediate_size,
+        )
+        for tensor, shape in shapes.items():
+            found = tuple(self.tensors[tensor].shape)
+            if found != shape:
+                raise ModelFileError(
+                    f"the draft head's tensor '{tensor}' is {list(found)}, "
+                    f"{name} needs {list(shape)}"
+                )
 
     def save(self, path: Path) -> None:
         """Write the head, whole or not at all; matrices become bfloat16 and norms float32.
@@ -207,6 +242,8 @@ def _check(what: str, head: HeadFile) -> None:
         if tuple(tensors[name].shape) != shape:
             found = list(tensors[name].shape)
             raise ModelFileError(f"{what}: tensor '{name}' is {found}, expected {list(shape)}")
+        if not bool(torch.isfinite(tensors[name]).all()):
+            raise ModelFileError(f"{what}: tensor '{name}' has values that are no finite numbers")
     unknown = sorted(tensors.keys() - shapes.keys())
     if unknown:
         raise ModelFileError(f"{what}: tensor '{unknown[0]}' is none of a draft head's")

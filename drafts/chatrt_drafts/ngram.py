@@ -3,11 +3,13 @@
 Knows: a session's own token ids. Does not know: models, pages, logits.
 Invariant: every n-gram that ends before the last token is indexed once, by its latest occurrence.
 Cost: O(longest n-gram) per token and per proposal; nothing is rescanned, and a long history is
-indexed over several steps so that none of them is held up.
+indexed over several steps so that none of them is held up. An index takes about 0.4 kB for each
+token; those of the sessions that were drafted for last are kept.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -36,15 +38,20 @@ class Match:
 
 
 class NgramDrafter:
-    """Looks up the longest suffix of `max_ngram` down to `min_ngram` tokens."""
+    """Looks up the longest suffix of `max_ngram` down to `min_ngram` tokens.
+
+    `max_sessions` indexes are kept, at least as many as sessions decode at once: one that comes
+    back later is indexed anew.
+    """
 
     name = "ngram"
     kv = None
 
-    def __init__(self, *, max_ngram: int = 4, min_ngram: int = 2) -> None:
+    def __init__(self, *, max_ngram: int = 4, min_ngram: int = 2, max_sessions: int = 128) -> None:
         self._max_ngram = max_ngram
         self._min_ngram = min_ngram
-        self._indexes: dict[int, _Index] = {}
+        self._max_sessions = max_sessions
+        self._indexes: OrderedDict[int, _Index] = OrderedDict()
 
     def source(self, session_id: int, token_ids: Sequence[int]) -> str:
         """Its own name."""
@@ -52,7 +59,7 @@ class NgramDrafter:
 
     def find(self, session_id: int, token_ids: Sequence[int]) -> Match | None:
         """The longest suffix that occurred before; indexes what is new."""
-        index = self._indexes.setdefault(session_id, _Index())
+        index = self._index_of(session_id)
         self._extend(index, token_ids)
         if index.num_indexed < len(token_ids):
             return None
@@ -79,6 +86,17 @@ class NgramDrafter:
     def close(self, session_id: int) -> None:
         """Forget the session."""
         self._indexes.pop(session_id, None)
+
+    def _index_of(self, session_id: int) -> _Index:
+        """The session's index, new if need be, at the cost of the one not used for longest."""
+        index = self._indexes.get(session_id)
+        if index is None:
+            index = self._indexes[session_id] = _Index()
+            if len(self._indexes) > self._max_sessions:
+                self._indexes.popitem(last=False)
+        else:
+            self._indexes.move_to_end(session_id)
+        return index
 
     def _propose(self, request: DraftRequest) -> list[int]:
         if not request.max_tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,8 @@ from tests.chatrt.models_support import random_state, write_safetensors
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from chatrt.models.config import ModelConfig
 
 CONFIG = tiny_config(max_context=256)
 LAYERS = (0, 1)
@@ -166,3 +169,55 @@ def test_a_head_that_drafts_tokens_the_tokenizer_lacks_is_refused_with_both_numb
     resolved = Resolved(chosen, dict.fromkeys(describe(), "default"))
     with pytest.raises(ModelFileError, match="drafts token 299, the model has 273"):
         build_runtime(target, resolved, paths, lambda _text: None)
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        (replace(CONFIG, intermediate_size=4 * CONFIG.intermediate_size), "'gate.weight'"),
+        (replace(CONFIG, num_kv_heads=CONFIG.num_heads), "'key.weight'"),
+        (replace(CONFIG, hidden_size=2 * CONFIG.hidden_size), "'features.weight'"),
+    ],
+)
+def test_a_head_of_other_sizes_is_refused_though_its_fingerprint_is_right(
+    target: ModelFiles, paths: Paths, tmp_path: Path, config: ModelConfig, part: str
+) -> None:
+    found = fingerprint(target.weight_files())
+    head = tiny_head(config, feature_layers=LAYERS, token_ids=range(256), fingerprint=found)
+    head.save(tmp_path / FILE_NAME)
+    with pytest.raises(ModelFileError, match=part):
+        find_draft(settings(draft=str(tmp_path)), target, paths.cache)
+
+
+def test_a_head_of_a_layer_that_the_target_lacks_is_refused(
+    target: ModelFiles, paths: Paths, tmp_path: Path
+) -> None:
+    found = fingerprint(target.weight_files())
+    head = tiny_head(CONFIG, feature_layers=(0, 77), token_ids=range(256), fingerprint=found)
+    head.save(tmp_path / FILE_NAME)
+    with pytest.raises(ModelFileError, match="layer 77, target has layers 0 to 1"):
+        find_draft(settings(draft=str(tmp_path)), target, paths.cache)
+
+
+@pytest.mark.parametrize("drafter", ["head", "model"])
+@pytest.mark.parametrize(("max_num_seqs", "max_rows"), [(1, 512), (1, 1), (5, 5), (8, 40)])
+def test_drafts_are_priced_before_service_however_small_a_step_is(
+    target: ModelFiles,
+    paths: Paths,
+    tmp_path: Path,
+    drafter: str,
+    max_num_seqs: int,
+    max_rows: int,
+) -> None:
+    folder = target.path if drafter == "model" else head_folder(tmp_path / "head", target)
+    chosen = settings(
+        speculation=drafter,
+        draft=str(folder),
+        kv_memory_bytes=1 << 20,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_rows,
+    )
+    resolved = Resolved(chosen, dict.fromkeys(describe(), "default"))
+    runtime = build_runtime(target, resolved, paths, lambda _text: None, warm=True)
+    assert runtime.step_costs is not None
+    assert runtime.step_costs.drafts[drafter].fixed_ms >= 0

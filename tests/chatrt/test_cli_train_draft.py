@@ -55,6 +55,9 @@ def test_train_draft_makes_a_head_for_a_local_model(tmp_path: Path) -> None:
     [
         ([], "--out is missing"),
         (["--out", "x", "--training-minutes", "0"], "need some time"),
+        (["--out", "x", "--minutes", "nan"], "need some time"),
+        (["--out", "x", "--minutes", "inf"], "and an end"),
+        (["--out", "x", "--seed", str(1 << 64)], "--seed"),
     ],
 )
 def test_train_draft_says_what_is_missing(arguments: list[str], message: str) -> None:

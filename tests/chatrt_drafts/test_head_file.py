@@ -133,3 +133,11 @@ def test_default_feature_layers_are_low_middle_high_and_last() -> None:
         assert layers[-1] == num_layers - 1
         assert list(layers) == sorted(set(layers))
         assert len(layers) == min(4, num_layers)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
+    head = random_head()
+    head.tensors["down.weight"][3, 5] = value
+    with pytest.raises(ModelFileError, match=r"'down.weight' has values that are no finite"):
+        head.save(tmp_path / "head.safetensors")

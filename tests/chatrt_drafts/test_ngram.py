@@ -61,3 +61,15 @@ def test_a_match_says_how_many_tokens_recur() -> None:
     match = NgramDrafter().find(7, [1, 2, 3, 9, 5, 1, 2, 3])
     assert match is not None
     assert (match.length, match.position) == (3, 3)
+
+
+def test_indexes_of_sessions_not_drafted_for_lately_are_let_go() -> None:
+    drafter = NgramDrafter(max_sessions=2)
+    tokens = [1, 2, 3, 1, 2]
+    for session_id in (1, 2, 1, 3):
+        assert drafter.find(session_id, tokens) is not None
+    # Only an index that is still there remembers more than the tokens that it is shown now.
+    kept = [drafter.find(session_id, [8, 9]) for session_id in (3, 1)]
+    assert kept == [None, None]
+    assert len(drafter._indexes) == 2
+    assert 2 not in drafter._indexes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,17 @@ def test_a_store_without_a_mapping_writes_the_same_files(tmp_path: Path) -> None
     for path in (tmp_path / "written").glob("*.bin"):
         data = (tmp_path / "mapped" / path.name).read_bytes()
         assert path.read_bytes() == data
+
+
+def test_a_full_disk_leaves_no_room_in_a_mapped_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped, own = filled_store(tmp_path), filled_store(None)
+    assert mapped.has_room(1)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1 << 20))
+    assert not mapped.has_room(1)
+    assert own.has_room(1)
 
 
 def test_a_store_of_other_features_is_refused_with_both_widths(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ memory; on a GPU they are tensors there, written to files at checkpoints where t
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ NUM_TOP = 20
 ANSWER = 1  # flag of a row that predicts a token of an answer
 GREEDY = 2  # flag of such a row whose answer is decoded greedily
 _COPY_ROWS = 65_536
+_SPARE_BYTES = 256 << 20  # left on the disk: the training keeps its own state there
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,16 @@ class RowStore:
         return self._rows.part(0, self.num_rows)
 
     def has_room(self, num_rows: int) -> bool:
-        """Whether so many rows more fit."""
+        """Whether so many rows more fit, on the disk too.
+
+        A mapped file has holes where nothing was written: without room for them the process would
+        end by a signal (SIGBUS), with nothing said.
+        """
+        if self._mapped:
+            assert self._folder is not None
+            free = shutil.disk_usage(self._folder).free - _SPARE_BYTES
+            if num_rows * row_bytes(self._width) > free:
+                return False
         return self.num_rows + num_rows <= self.capacity
 
     def append(self, conversation: Rows) -> None:

@@ -333,7 +333,9 @@ class _Run:
         self._write_state()
 
     def _write_state(self) -> None:
-        (self._plan.out / _STATE_NAME).write_text(json.dumps(self._state, indent=2) + "\n")
+        partial = self._plan.out / f"{_STATE_NAME}.partial"
+        partial.write_text(json.dumps(self._state, indent=2) + "\n")
+        partial.replace(self._plan.out / _STATE_NAME)
 
     def _new_head(self) -> DraftHead:
         target = self._target
