@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Depth", "DepthController", "DraftCost", "StepCosts", "Wish"]
 
-# Acceptance: evidence halves in 30 rounds; what is known of a source counts as four rounds.
+# Acceptance: evidence halves in 30 rounds; what is known of a source counts as three rounds.
 _KEEP = 0.5 ** (1 / 30)
-_PRIOR_ROUNDS = 4.0
+_PRIOR_ROUNDS = 3.0
 _PRIOR_RATE = 1 / 256
 # The text has changed when a run of equal outcomes at the first draft was so unlikely; outcomes of
 # a chance above `_LIKELY` speak against it.
@@ -40,8 +40,9 @@ _MOST_SAVED_STEPS = 2.0
 _SURE = 0.9
 # A choice is good for so many steps if nobody's wish changes: acceptance is learnt over dozens.
 _STEPS_PER_CHOICE = 4
-# Drafts that promise less are not made: so much is within the error of what is known of costs.
-_LEAST_GAIN = 1.02
+# Drafts that promise less, as a part of one session's tokens, are not made: so much is within the
+# error of what is known of costs.
+_LEAST_GAIN = 0.05
 _MOST_FLOOR = 0.9
 
 
@@ -181,7 +182,7 @@ class DepthController:
             new_rate = tokens / (pass_ms[num_sessions + count] + draft_ms)
             if new_rate > rate:
                 rate, best = new_rate, count
-        if rate < _LEAST_GAIN * off_rate:
+        if rate < (1 + _LEAST_GAIN / num_sessions) * off_rate:
             rate, best = off_rate, 0
         depths = [0] * num_sessions
         for _, index, depth in order[:best]:

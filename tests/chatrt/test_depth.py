@@ -224,7 +224,7 @@ def test_the_floor_is_the_chance_below_which_one_more_draft_loses_time() -> None
 
 
 def test_a_floor_is_at_most_nine_tenths() -> None:
-    costs = StepCosts(((1, 1.0), (2, 1.95)), {"ngram": DraftCost(0.0, 0.0, 0.0, first_guess=1.0)})
+    costs = StepCosts(((1, 1.0), (2, 1.89)), {"ngram": DraftCost(0.0, 0.0, 0.0, first_guess=1.0)})
     assert DepthController(costs, max_tokens=1).choose([Wish(0, "ngram", 1)])[0].floor == 0.9
 
 
@@ -339,8 +339,8 @@ def test_depths_stay_within_their_caps_whatever_is_called(
                 controller.close(session_id)
 
 
-@pytest.mark.parametrize(("pass_ms", "num_tokens"), [(1.95, 1), (1.97, 0)])
-def test_drafts_that_promise_less_than_two_percent_are_not_made(
+@pytest.mark.parametrize(("pass_ms", "num_tokens"), [(1.89, 1), (1.93, 0)])
+def test_drafts_that_promise_less_than_five_percent_are_not_made(
     pass_ms: float, num_tokens: int
 ) -> None:
     costs = StepCosts(
