@@ -192,6 +192,13 @@ class MemoryPlan:
         return self.num_pages * self.bytes_per_page
 
     @property
+    def kv_bytes_by_owner(self) -> dict[str, int]:
+        """Bytes of all pages: of the `target`, and of `drafts` where something drafts on them."""
+        draft_bytes = self.num_pages * self.draft_bytes_per_page
+        owners = {"target": self.kv_bytes - draft_bytes}
+        return owners | ({"drafts": draft_bytes} if draft_bytes else {})
+
+    @property
     def num_tokens(self) -> int:
         """Token slots of all pages."""
         return self.num_pages * self.page_size

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from chatrt.turn import FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from chatrt.reclaim import PoolFigures
     from chatrt.turn import FinishedEvent, SpeculationFigures, Stamps
 
@@ -21,9 +23,9 @@ _LATENCY_BUCKETS = tuple(0.0005 * 2**i for i in range(17))  # 0.5 ms … 33 s
 
 
 class Metrics:
-    """Counts turns of `model`."""
+    """Counts turns of `model`; `kv_bytes` is what the pages take, by whose keys and values."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, kv_bytes: Mapping[str, int] | None = None) -> None:
         self._registry = CollectorRegistry()
         self._model = model
         self._ttft = Histogram(
@@ -72,6 +74,15 @@ class Metrics:
         self._pages = Gauge(
             "chatrt_kv_pages", "KV pages by state.", ("state",), registry=self._registry
         )
+
+        planned = Gauge(
+            "chatrt_kv_bytes",
+            "Bytes of all KV pages, touched or not, of the target and of what drafts for it.",
+            ("owner",),
+            registry=self._registry,
+        )
+        for owner, num_bytes in (kv_bytes or {}).items():
+            planned.labels(owner).set(num_bytes)
 
     def observe_turn(
         self, stamps: Stamps, event: FinishedEvent, first_sent_ns: int | None, num_input: int

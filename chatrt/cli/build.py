@@ -39,7 +39,7 @@ from chatrt.turn import FinishedEvent, TurnKind, TurnRequest
 from chatrt_kernels.cpu.lower import MAX_HEAD_DIM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import torch
@@ -73,6 +73,7 @@ class Runtime:
     model_name: str
     max_context: int
     sampling: SamplingParams
+    kv_bytes: Mapping[str, int]
     step_costs: StepCosts | None
 
 
@@ -126,6 +127,7 @@ def build_runtime(
         model_name=files.name,
         max_context=max_context,
         sampling=sampling_defaults(resolved, files.name, model),
+        kv_bytes=memory.kv_bytes_by_owner,
         step_costs=depth.costs if depth is not None else None,
     )
 
@@ -181,7 +183,7 @@ def build_service(
         host,
         runtime.tokenizer,
         _open_store(database) if database is not None else None,
-        Metrics(runtime.model_name),
+        Metrics(runtime.model_name, runtime.kv_bytes),
         ServiceSettings(
             model=runtime.model_name,
             max_context=runtime.max_context,

@@ -146,6 +146,8 @@ def test_a_runtime_drafts_with_it_and_plans_memory_for_both(
     if drafter == "model":  # the target itself: all its drafts are right
         assert finished.speculation.accepted == finished.speculation.drafted
     assert "of it for drafts" in caplog.text
+    of_drafts, of_target = runtime.kv_bytes["drafts"], runtime.kv_bytes["target"]
+    assert of_drafts * (1 if drafter == "model" else CONFIG.num_layers) == of_target
     assert "drafts: " in caplog.text
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from chatrt.errors import OutOfPages
 from chatrt.metrics import Metrics
 from chatrt.reclaim import PoolFigures
@@ -58,3 +60,22 @@ def test_pages_are_those_of_the_scrape_and_no_id_is_a_label() -> None:
     text = metrics.render(POOL).decode()
     assert 'chatrt_kv_pages{state="free"} 3.0' in text
     assert "resp_secret" not in text
+
+
+def test_drafts_are_counted_by_who_made_them_and_pages_by_whose_they_are() -> None:
+    metrics = Metrics("tiny", {"target": 5760, "drafts": 192})
+    figures = SpeculationFigures(
+        drafter="head", drafted=7, accepted=4, accepted_per_position=(3, 1), draft_ms=250.0
+    )
+    event = replace(finished(FinishReason.END_OF_TURN), speculation=figures)
+    metrics.observe_turn(Stamps(), event, 5, 20)
+    text = metrics.render(POOL).decode()
+    for line in (
+        'chatrt_spec_drafted_tokens_total{drafter="head"} 7.0',
+        'chatrt_spec_accepted_tokens_total{drafter="head"} 4.0',
+        'chatrt_spec_accepted_per_position_total{position="1"} 1.0',
+        "chatrt_spec_draft_seconds_total 0.25",
+        'chatrt_kv_bytes{owner="target"} 5760.0',
+        'chatrt_kv_bytes{owner="drafts"} 192.0',
+    ):
+        assert line in text
