@@ -10,9 +10,10 @@ from typing import Any
 from textual import events
 
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
+from chatrt_tui.chat import Chat
 from chatrt_tui.code import CodeBlock
 from chatrt_tui.prompt import Prompt
-from chatrt_tui.status import Banner
+from chatrt_tui.status import Banner, StatusLine
 from chatrt_tui.transcript import AnswerView, Transcript, UserMessage
 from tests.chatrt_tui.driving import (
     TIME_SCALE,
@@ -176,6 +177,13 @@ async def test_a_question_typed_before_the_connection_is_sent_when_it_is_there()
         await server.start()
         await until(lambda: answer(app) == "late")
     await server.stop()
+
+
+async def test_a_server_that_names_its_model_while_the_screen_goes_harms_nothing() -> None:
+    async with ScriptedServer([ScriptedAnswer(["hi"])]) as server, app_at(server.url) as (app, _):
+        await until(lambda: "scripted" in screen_text(app))
+        await app.query_one(StatusLine).remove()
+        await app.query_one(Chat)._read_model().wait()
 
 
 async def test_a_question_that_waits_for_the_server_says_so() -> None:

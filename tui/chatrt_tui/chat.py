@@ -280,5 +280,7 @@ class Chat(Vertical):
             text = clean_line(self._model or "")
         else:
             text = "refused" if self._connection.kind == "refused" else "connecting …"
-        self.query_one(StatusLine).show_state(text)
+        # none where the server's answer comes while the screen is being taken down
+        for line in self.query(StatusLine):
+            line.show_state(text)
         self.app.refresh_bindings()
