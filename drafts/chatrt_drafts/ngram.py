@@ -23,10 +23,15 @@ _MAX_TOKENS_PER_STEP = 512  # about half a millisecond
 
 @dataclass(slots=True)
 class _Index:
-    """Where each n-gram last ended: the position of the token that followed it."""
+    """Where each n-gram last ended: the position of the token that followed it.
+
+    `match` is what was found for the first `num_asked` tokens: a step asks more than once.
+    """
 
     follows: dict[tuple[int, ...], int] = field(default_factory=dict)
     num_indexed: int = 0
+    num_asked: int = -1
+    match: Match | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,12 @@ class NgramDrafter:
     def find(self, session_id: int, token_ids: Sequence[int]) -> Match | None:
         """The longest suffix that occurred before; indexes what is new."""
         index = self._index_of(session_id)
-        self._extend(index, token_ids)
+        if index.num_asked != len(token_ids):
+            self._extend(index, token_ids)
+            index.num_asked, index.match = len(token_ids), self._longest(index, token_ids)
+        return index.match
+
+    def _longest(self, index: _Index, token_ids: Sequence[int]) -> Match | None:
         if index.num_indexed < len(token_ids):
             return None
         longest = min(self._max_ngram, len(token_ids))

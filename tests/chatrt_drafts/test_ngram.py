@@ -54,7 +54,14 @@ def test_a_closed_session_is_forgotten() -> None:
 
 def test_a_long_history_is_indexed_over_several_steps_and_drafts_when_it_is_done() -> None:
     drafter, tokens = NgramDrafter(), [*range(1500), 0, 1]
-    assert [propose(drafter, tokens) for _ in range(3)] == [[], [], [2, 3, 4]]
+    steps = [propose(drafter, tokens[:length]) for length in (1500, 1501, 1502)]
+    assert steps == [[], [], [2, 3, 4]]
+
+
+def test_a_step_that_asks_twice_is_answered_alike_while_a_long_history_is_indexed() -> None:
+    drafter, tokens = NgramDrafter(), [*range(600), 0, 1]
+    assert [drafter.find(7, tokens) for _ in range(2)] == [None, None]
+    assert drafter.find(7, [*tokens, 2]) is not None
 
 
 def test_a_match_says_how_many_tokens_recur() -> None:
