@@ -100,9 +100,9 @@ class _Proposing:
         self._token_ids = list(history)
         sampler = Sampler(SamplingParams(temperature=0.0), seed=0, vocab_size=1, prompt_ids=())
         self._requests = [DraftRequest(0, self._token_ids, (), _NUM_DRAFTS, sampler)]
-        # It takes a history in parts, so that no step is held up.
-        for _ in history:
-            self._drafter.find(0, self._token_ids)
+        # It takes a history in parts, so that no step is held up, and one part for each length.
+        for length in range(len(history) + 1):
+            self._drafter.find(0, self._token_ids[:length])
 
     def append(self, token_id: int, clock: Callable[[], int]) -> int:
         """The session has one more token; the nanoseconds of the proposal behind it."""
