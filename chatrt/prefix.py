@@ -314,11 +314,19 @@ def _longest_inside(node: PrefixNode, rest: tuple[int, ...]) -> tuple[PrefixNode
     num_best = 0
     # In sorted order, nothing shares more with `rest` than its two neighbours.
     for key in keys[max(place - 1, 0) : place + 1]:
-        num_shared = 0
-        for left, right in zip(key, rest, strict=False):
-            if left != right:
-                break
-            num_shared += 1
+        num_shared = num_common_tokens(key, rest)
         if num_shared > num_best:
             best, num_best = node.children[key], num_shared
     return best, num_best
+
+
+def num_common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix, by halving: slices compare at C speed."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,31 +1,39 @@
 """Pages on demand: a free one, else the page that has been useless for longest.
 
 Knows: what can be given up (cached pages nobody holds, tail pages of parked sessions) and in which
-order. Does not know: token ids, what a session is beyond its id.
+order; which tokens the rows of a tail are of. Does not know: what a session is beyond its id.
 Invariant: a page in use is never taken. Ages are ticks of the tree's clock; a tail goes before the
 cached pages of the same age, the end of a path before its front.
-Cost: O(log pages) for each page given up.
+Cost: O(log pages) for each page given up; a search among tails looks at the youngest few.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chatrt.errors import OutOfPages
+from chatrt.prefix import num_common_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Mapping, Sequence, Set
 
     from chatrt.pages import PageAllocator
-    from chatrt.prefix import PrefixTree
+    from chatrt.prefix import PrefixNode, PrefixTree
+
+_MAX_SEARCHED = 8  # tails behind one node; hundreds may lie behind a shared system prompt
 
 
 @dataclass(frozen=True, slots=True)
-class _Tail:
+class Tail:
+    """A page that is filled in part: rows of `token_ids`, behind the tokens of `tip`."""
+
     page_id: int
     age: int
+    tip: PrefixNode
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +53,14 @@ class PoolFigures:
 class PagePool:
     """Gives pages out of an allocator and takes back what nobody uses now."""
 
-    __slots__ = ("_allocator", "_tails", "_tree")
+    __slots__ = ("_allocator", "_behind", "_tails", "_tree")
 
     def __init__(self, allocator: PageAllocator, tree: PrefixTree) -> None:
         self._allocator = allocator
         self._tree = tree
         # By session id, oldest first: ages only grow.
-        self._tails: OrderedDict[int, _Tail] = OrderedDict()
+        self._tails: OrderedDict[int, Tail] = OrderedDict()
+        self._behind: dict[PrefixNode, dict[int, Tail]] = {}
 
     @property
     def num_evictable(self) -> int:
@@ -77,29 +86,45 @@ class PagePool:
             oldest_leaf = self._tree.oldest()
             oldest_tail = next(iter(self._tails.values()), None)
             if oldest_tail and (oldest_leaf is None or oldest_tail.age <= oldest_leaf):
-                self._tails.popitem(last=False)
-                self._allocator.release(oldest_tail.page_id)
+                self.release_tail(next(iter(self._tails)))
             elif self._tree.evict(1) == 0:
                 return num_freed
         return count
 
-    def keep_tail(self, session_id: int, page_id: int, age: int) -> None:
+    def keep_tail(self, session_id: int, tail: Tail) -> None:
         """Takes over a session's hold on its tail page until it is taken back or evicted.
 
-        `age` is the tree's tick of now; no tail kept before may be younger.
+        Its age is a tick of the tree; no tail kept before may be younger.
         """
-        self._tails[session_id] = _Tail(page_id, age)
+        self._tails[session_id] = tail
+        self._behind.setdefault(tail.tip, {})[session_id] = tail
 
-    def take_tail(self, session_id: int) -> int | None:
-        """Hands the tail page back with its hold; None if it was evicted or there was none."""
+    def take_tail(self, session_id: int) -> Tail | None:
+        """Hands a tail back with its hold; None if it was evicted or there was none."""
         tail = self._tails.pop(session_id, None)
-        return None if tail is None else tail.page_id
+        if tail is not None:
+            beside = self._behind[tail.tip]
+            del beside[session_id]
+            if not beside:
+                del self._behind[tail.tip]
+        return tail
+
+    def find_tail(self, tip: PrefixNode, token_ids: Sequence[int]) -> tuple[int, int] | None:
+        """The session whose tail behind `tip` begins with most of `token_ids`, and with how many.
+
+        Only the youngest tails there are looked at; None if none begins with the first of the ids.
+        """
+        wanted = tuple(token_ids)
+        youngest = itertools.islice(reversed(self._behind.get(tip, {}).items()), _MAX_SEARCHED)
+        shared = [(num_common_tokens(tail.token_ids, wanted), one) for one, tail in youngest]
+        num_rows, session_id = max(shared, default=(0, 0))
+        return (session_id, num_rows) if num_rows else None
 
     def release_tail(self, session_id: int) -> None:
         """Gives the tail page up, if it is still there."""
-        page_id = self.take_tail(session_id)
-        if page_id is not None:
-            self._allocator.release(page_id)
+        tail = self.take_tail(session_id)
+        if tail is not None:
+            self._allocator.release(tail.page_id)
 
     def num_users(self, page_id: int) -> int:
         """How many hold a page, the tree not counted."""
@@ -123,6 +148,9 @@ class PagePool:
         for page_id in range(allocator.num_pages):
             num_holders = in_use.get(page_id, 0) + tail_page_ids.count(page_id)
             assert self.num_users(page_id) == num_holders
+        listed = [one for beside in self._behind.values() for one in beside.items()]
+        assert dict(listed) == self._tails
+        assert len(listed) == len(self._tails)
         self._tree.check_invariants()
 
     def tails(self) -> dict[int, int]:

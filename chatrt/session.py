@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from chatrt.errors import InvalidValue, OutOfPages
-from chatrt.reclaim import PagePool
+from chatrt.prefix import num_common_tokens
+from chatrt.reclaim import PagePool, Tail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,9 +44,9 @@ class Session:
     """One live sequence. Only `SessionManager` changes it.
 
     Positions `[0, num_computed)` have their KV written; page `page_ids[i]` holds positions
-    `[i * page_size, (i + 1) * page_size)`. A parked session has no page table; its full pages are
-    found again in the tree, the page that its last rows fill in part waits in the pool. `tip` is
-    the tree's node of its last full page (of a parked session: as it was then).
+    `[i * page_size, (i + 1) * page_size)`. A parked session has no page table: its full pages are
+    found again in the tree, its tail page waits in the pool. `tip` is the tree's node of its last
+    full page (of a parked session: as it was then).
     """
 
     session_id: int
@@ -111,10 +112,13 @@ class SessionManager:
         """Pages that could be freed at once: unused cached pages and the tails of the parked."""
         return self._pool.num_evictable
 
-    def open(self, salt: str, token_ids: Sequence[int]) -> Attached:
-        """A new session; reuses all that the tree knows of its tokens but the last.
+    def open(
+        self, salt: str, token_ids: Sequence[int], *, beside: Session | None = None
+    ) -> Attached:
+        """A new session; reuses all that is known of its tokens but the last.
 
-        A match that ends inside a page is reused if a page for the copy can be had.
+        Known is what the tree holds, and behind it the tail of a parked session or of `beside`.
+        Rows of a page that matches in part are reused if a page for their copy can be had.
 
         Raises:
             InvalidValue: There is no token.
@@ -122,10 +126,23 @@ class SessionManager:
         if not token_ids:
             raise InvalidValue("a session needs at least 1 token, it was given 0")
         match = self._tree.match(salt, token_ids, limit=len(token_ids) - 1)
-        session = self._add(salt, list(token_ids), match.tip)
+        session = Session(next(self._session_ids), salt, list(token_ids), match.tip)
+        self._sessions[session.session_id] = session
         self._attach(session, match.tip, match.page_ids)
-        copies = self._copy_partial(session, match)
+        copies = self._copy_rows(session, match, beside)
         return Attached(session, session.num_computed, copies)
+
+    def num_known(
+        self, salt: str, token_ids: Sequence[int], *, beside: Session | None = None
+    ) -> int:
+        """How many leading tokens `open` would reuse now."""
+        limit = len(token_ids) - 1
+        match = self._tree.match(salt, token_ids, limit=limit)
+        rest = token_ids[len(match.page_ids) * self.page_size : limit]
+        tail = self._pool.find_tail(match.tip, rest)
+        own = self._own_rows(beside, match, rest)
+        num_rows = max(match.num_partial, tail[1] if tail else 0, own)
+        return len(match.page_ids) * self.page_size + num_rows
 
     def park(self, session: Session) -> None:
         """The turn ended: only the partly filled tail page stays with the session."""
@@ -135,8 +152,9 @@ class SessionManager:
         self._tree.unhold(session.tip)
         if num_rows:
             # As old as the path in front of it, so that the tail goes first.
-            age = session.tip.last_used
-            self._pool.keep_tail(session.session_id, session.page_ids.pop(full), age)
+            rows = session.token_ids[full * self.page_size : session.num_computed]
+            page_id, age = session.page_ids.pop(full), session.tip.last_used
+            self._pool.keep_tail(session.session_id, Tail(page_id, age, session.tip, tuple(rows)))
         self._release_behind(session, 0)
         session.state = SessionState.PARKED
 
@@ -150,17 +168,18 @@ class SessionManager:
         limit = max(len(session.token_ids) - 1, 0)
         num_rows = min(session.num_computed, limit)
         match = self._tree.match(session.salt, session.token_ids, limit=limit)
-        continues = self._tail_continues(session, match, num_rows)
-        tail_page_id = self._pool.take_tail(session.session_id)
+        full = session.num_computed // self.page_size
+        continues = match.tip.depth == full == num_rows // self.page_size
+        tail = self._pool.take_tail(session.session_id)
         self._tree.unmark(session.tip)
         self._attach(session, match.tip, match.page_ids)
-        if tail_page_id is not None and continues:
-            session.page_ids.append(tail_page_id)
+        if tail is not None and continues and match.num_tokens <= num_rows:
+            session.page_ids.append(tail.page_id)
             session.num_computed = num_rows
             return Attached(session, num_rows, ())
-        if tail_page_id is not None:
-            self._allocator.release(tail_page_id)
-        copies = self._copy_partial(session, match)
+        if tail is not None:
+            self._allocator.release(tail.page_id)
+        copies = self._copy_rows(session, match, None)
         return Attached(session, session.num_computed, copies)
 
     def extend(self, session: Session, token_ids: Sequence[int]) -> None:
@@ -171,26 +190,15 @@ class SessionManager:
     def fork(self, source: Session, num_tokens: int) -> Attached:
         """A new active session with the first `num_tokens` tokens of an active or parked one.
 
-        Full pages are shared, and the rows of the page behind them copied if a page for the copy
-        can be had: `num_reused` is then min(source's `num_computed`, num_tokens - 1). Of a parked
-        source only what is still known can be reused. The source goes on as if nothing happened.
+        `num_reused` is min(source's `num_computed`, num_tokens - 1) if there is a page for the copy
+        of its tail, and what is still known of a parked one. The source goes on as before.
 
         Raises:
             InvalidValue: `num_tokens` is not in [1, source's tokens].
         """
         assert source.state is not SessionState.CLOSED
         _check_num_tokens(num_tokens, 1, len(source.token_ids))
-        token_ids = source.token_ids[:num_tokens]
-        num_rows = min(source.num_computed, num_tokens - 1)
-        if source.state is SessionState.PARKED:
-            return self._fork_parked(source, token_ids, num_rows)
-        full, num_tail_rows = divmod(num_rows, self.page_size)
-        session = self._add(source.salt, token_ids, source.tip.ancestor(full))
-        self._attach(session, session.tip, source.page_ids[:full])
-        copies: tuple[PageCopy, ...] = ()
-        if num_tail_rows:
-            copies = self._continue_in_copy(session, source.page_ids[full], num_tail_rows)
-        return Attached(session, session.num_computed, copies)
+        return self.open(source.salt, source.token_ids[:num_tokens], beside=source)
 
     def rewind(self, session: Session, num_tokens: int) -> tuple[PageCopy, ...]:
         """Drops the tokens behind the first `num_tokens`, and the pages behind what stays computed.
@@ -238,10 +246,7 @@ class SessionManager:
             session.page_ids += self._pool.allocate(missing)
 
     def commit(self, session: Session, new_token_ids: Sequence[int], *, num_computed: int) -> None:
-        """Appends accepted and sampled tokens; positions below `num_computed` are now written.
-
-        Pages that are full by that become known to the tree.
-        """
+        """Appends tokens; positions below `num_computed` are now written, full pages known."""
         assert session.state is SessionState.ACTIVE
         num_slots = len(session.page_ids) * self.page_size
         num_tokens = len(session.token_ids) + len(new_token_ids)
@@ -265,10 +270,7 @@ class SessionManager:
         self._release_behind(session, -(-len(session.token_ids) // self.page_size))
 
     def close(self, session: Session) -> None:
-        """Releases all that the session holds; what the tree knows stays cached.
-
-        A closed session is left as it is.
-        """
+        """Releases all that the session holds, once; what the tree knows stays cached."""
         if session.state is SessionState.PARKED:
             self._pool.release_tail(session.session_id)
             self._tree.unmark(session.tip)
@@ -323,11 +325,6 @@ class SessionManager:
             assert self._allocator.num_sharers(page_id) == 1
             assert not self._tree.knows(page_id)
 
-    def _add(self, salt: str, token_ids: list[int], tip: PrefixNode) -> Session:
-        session = Session(next(self._session_ids), salt, token_ids, tip)
-        self._sessions[session.session_id] = session
-        return session
-
     def _attach(self, session: Session, tip: PrefixNode, page_ids: Sequence[int]) -> None:
         """Shares full pages, the path of which ends at `tip`, with a session that has none."""
         self._tree.hold(tip)
@@ -338,14 +335,38 @@ class SessionManager:
         session.num_computed = len(page_ids) * self.page_size
         session.state = SessionState.ACTIVE
 
-    def _copy_partial(self, session: Session, match: PrefixMatch) -> tuple[PageCopy, ...]:
-        """Goes on behind the matched full pages in a copy of the page that matches in part."""
+    def _copy_rows(
+        self, session: Session, match: PrefixMatch, beside: Session | None
+    ) -> tuple[PageCopy, ...]:
+        """Goes on behind the matched pages in a copy of the page with most of the next rows."""
+        start = len(match.page_ids) * self.page_size
+        rest = session.token_ids[start : min(start + self.page_size, len(session.token_ids) - 1)]
+        num_own = self._own_rows(beside, match, rest)
+        session_id, num_tail = self._pool.find_tail(match.tip, rest) or (0, 0)
+        if num_own > max(match.num_partial, num_tail):
+            assert beside is not None
+            return self._continue_in_copy(session, beside.page_ids[len(match.page_ids)], num_own)
+        if num_tail > match.num_partial:
+            tail = self._pool.take_tail(session_id)
+            assert tail is not None
+            copies = self._continue_in_copy(session, tail.page_id, num_tail)
+            self._pool.keep_tail(session_id, replace(tail, age=self._tree.tick()))
+            return copies
         if match.partial is None or match.partial_page_id is None:
             return ()
         self._tree.hold(match.partial)
         copies = self._continue_in_copy(session, match.partial_page_id, match.num_partial)
         self._tree.unhold(match.partial)
         return copies
+
+    def _own_rows(self, beside: Session | None, match: PrefixMatch, rest: Sequence[int]) -> int:
+        """How many of `rest` the tail of a running session holds behind the matched pages."""
+        if beside is None or beside.state is not SessionState.ACTIVE:
+            return 0
+        if beside.tip is not match.tip:
+            return 0
+        start = beside.tip.depth * self.page_size
+        return num_common_tokens(beside.token_ids[start : beside.num_computed], rest)
 
     def _continue_in_copy(
         self, session: Session, page_id: int, num_rows: int
@@ -361,28 +382,6 @@ class SessionManager:
         session.page_ids.append(fresh_page_id)
         session.num_computed += num_rows
         return (PageCopy(page_id, fresh_page_id, num_rows),)
-
-    def _fork_parked(self, source: Session, token_ids: list[int], num_rows: int) -> Attached:
-        match = self._tree.match(source.salt, token_ids, limit=len(token_ids) - 1)
-        session = self._add(source.salt, token_ids, match.tip)
-        self._attach(session, match.tip, match.page_ids)
-        if not self._tail_continues(source, match, num_rows):
-            copies = self._copy_partial(session, match)
-            return Attached(session, session.num_computed, copies)
-        tail_page_id = self._pool.take_tail(source.session_id)
-        assert tail_page_id is not None
-        copies = self._continue_in_copy(session, tail_page_id, num_rows % self.page_size)
-        self._pool.keep_tail(source.session_id, tail_page_id, self._tree.tick())
-        return Attached(session, session.num_computed, copies)
-
-    def _tail_continues(self, session: Session, match: PrefixMatch, num_rows: int) -> bool:
-        """Whether a parked session's tail adds rows, up to `num_rows`, behind the match."""
-        tail_index = session.num_computed // self.page_size
-        return (
-            self._pool.has_tail(session.session_id)
-            and len(match.page_ids) == tail_index == num_rows // self.page_size
-            and match.num_tokens <= num_rows
-        )
 
     def _release_behind(self, session: Session, num_pages: int) -> None:
         for page_id in session.page_ids[num_pages:]:

@@ -12,7 +12,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
     from chatrt.errors import ChatrtError
     from chatrt.params import SamplingParams
@@ -23,7 +22,8 @@ class TurnKind(Enum):
 
     ANSWER = "answer"  # prefill, then decode
     PREFILL = "prefill"  # `generate: false`: the tip is wanted, no answer
-    TYPED_AHEAD = "typed_ahead"  # the person is still typing: lowest priority, no tip
+    TYPED_AHEAD = "typed_ahead"  # the person is still typing: below all answers, no tip
+    PREPARED = "prepared"  # nobody asked: what every turn behind `parent_id` begins with
 
 
 class FinishReason(Enum):
@@ -184,15 +184,3 @@ class FinishedEvent:
 
 
 EngineEvent: TypeAlias = StartedEvent | TokensEvent | FinishedEvent
-
-
-def num_common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix, by halving: slices compare at C speed."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -1,8 +1,13 @@
-"""Which session holds which response: tips, half-typed prompts, and how a new turn attaches.
+"""Which session holds which response: tips, what was prepared behind them, half-typed prompts.
+
+    # a tip's session    ids of the turn │ glue of any next turn     prepared in place
+    # beside it          ids of the turn as a later turn reads them  prepared where these differ
+    # of a lane          ids of the turn │ glue │ what was typed     a fork (ADR 4)
 
 Knows: response ids, sessions, token ids. Does not know: tensors, text, the scheduler.
 Invariant: a tip names a session whose first `num_tokens` ids are exactly the tip's; a session that
-moved on keeps serving its older tips as forks until it is closed.
+moved on keeps serving its older tips as forks until it is closed. Ids are compared, never names.
+Cost: a comparison of all ids for each turn (80 µs at 8,000), whatever is computed.
 """
 
 from __future__ import annotations
@@ -11,13 +16,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from chatrt.prefix import num_common_tokens
 from chatrt.session import SessionState
-from chatrt.turn import TurnKind, num_common_tokens
+from chatrt.turn import TurnKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from chatrt.session import PageCopy, Session, SessionManager
+    from chatrt.session import Attached, PageCopy, Session, SessionManager
     from chatrt.turn import TurnRequest
 
 
@@ -60,6 +66,7 @@ class Residency:
         self._parked: OrderedDict[int, Session] = OrderedDict()
         self._tips_of: dict[int, set[str]] = {}
         self._typed: dict[str, Session] = {}
+        self._prepared: dict[str, Session] = {}
 
     @property
     def num_tips(self) -> int:
@@ -67,14 +74,41 @@ class Residency:
         return len(self._tips)
 
     def place(self, request: TurnRequest) -> Placement:
-        """A session for the request: typed ahead, its tip in place, a fork of it, or a new one."""
+        """A session for the request: one that it continues in place, or a new one.
+
+        A session is continued in place if the request begins with all of its ids and nobody knows
+        more of them. A new one shares all pages that are known, whoever computed them.
+        """
         typed = self._take_typed(request)
         tip = self._tips.get(request.parent_id) if request.parent_id else None
-        if tip is not None and not _holds(tip, request):
+        if tip is not None and tip.session.salt != request.salt:
             tip = None
+        known = self._sessions.num_known(
+            request.salt, request.token_ids, beside=tip.session if tip else None
+        )
+        taken = self._to_take_over(request, typed, tip)
+        if taken is not None and known <= min(taken.num_computed, len(request.token_ids) - 1):
+            attached = self._take_over(taken, request)
+        else:
+            attached = self._open(request, tip)
+        num_ahead = 0
         if typed is not None:
-            return self._continue_typed(typed, tip, request)
-        return self._continue_tip(tip, request) if tip else self._open(request)
+            num_common = num_common_tokens(typed.token_ids, request.token_ids)
+            num_ahead = min(attached.num_reused, num_common) - request.num_history
+            if typed is not attached.session:
+                self._close(typed)
+        is_missed = request.num_history > 0 and attached.num_reused < request.num_history - 1
+        return Placement(
+            attached.session,
+            attached.num_reused,
+            max(0, num_ahead),
+            attached.copies,
+            "evicted" if is_missed else None,
+        )
+
+    def holds(self, response_id: str) -> bool:
+        """Whether a session still holds this response."""
+        return response_id in self._tips
 
     def keep_tip(self, response_id: str, session: Session) -> None:
         """The turn ended: park its session, which now holds `response_id`."""
@@ -89,6 +123,22 @@ class Residency:
             self._close(old)
         self._park(session)
         self._typed[key] = session
+
+    def keep_prepared(self, response_id: str, session: Session) -> tuple[PageCopy, ...]:
+        """What every turn behind a response begins with was computed, as far as there was time.
+
+        Returns copies to do.
+        """
+        self._park(session)
+        tip = self._tips.get(response_id)
+        if tip is None:  # it was deleted meanwhile
+            return self._cut_back(session)
+        if tip.session is not session:
+            old = self._prepared.get(response_id)
+            if old is not None and old is not session:
+                self._close(old)
+            self._prepared[response_id] = session
+        return ()
 
     def keep_older(self, session: Session) -> tuple[PageCopy, ...]:
         """The turn failed: its session stays for the older responses that it holds, if any.
@@ -116,55 +166,41 @@ class Residency:
             if tip is not None:
                 left[tip.session.session_id] = tip.session
                 self._tips_of[tip.session.session_id].discard(response_id)
+            prepared = self._prepared.get(response_id)
+            if prepared is not None:
+                self._close(prepared)
         return tuple(copy for session in left.values() for copy in self._cut_back(session))
 
-    def _open(self, request: TurnRequest) -> Placement:
-        attached = self._sessions.open(request.salt, request.token_ids)
-        missed = request.num_history > 0 and attached.num_reused < request.num_history - 1
-        reason = "evicted" if missed else None
-        return Placement(attached.session, attached.num_reused, 0, attached.copies, reason)
+    def _to_take_over(
+        self, request: TurnRequest, typed: Session | None, tip: Tip | None
+    ) -> Session | None:
+        """The longest session that may be continued in place: the request begins with its ids."""
+        candidates = [typed]
+        # A half-typed prompt may never be sent: it leaves the tip, and what is prepared, alone.
+        if tip is not None and request.kind is not TurnKind.TYPED_AHEAD:
+            candidates += [tip.session, self._prepared.get(request.parent_id or "")]
+        ids = request.token_ids
+        fitting = [
+            one
+            for one in candidates
+            if one is not None
+            and one.state is SessionState.PARKED
+            and one.token_ids == ids[: len(one.token_ids)]
+        ]
+        return max(fitting, key=lambda one: len(one.token_ids), default=None)
 
-    def _continue_tip(self, tip: Tip, request: TurnRequest) -> Placement:
-        session = tip.session
-        at_tip = session.state is SessionState.PARKED and len(session.token_ids) == tip.num_tokens
-        # A half-typed prompt may never be sent: it works on a fork and leaves the tip as it is.
-        if at_tip and request.kind is not TurnKind.TYPED_AHEAD:
-            attached = self._sessions.resume(session)
-            self._parked.pop(session.session_id, None)
-        else:
-            attached = self._sessions.fork(session, tip.num_tokens)
-            if session.state is SessionState.PARKED:
-                self._parked.move_to_end(session.session_id)
-        self._sessions.extend(attached.session, request.token_ids[tip.num_tokens :])
-        missed = attached.num_reused < tip.num_tokens - 1
-        reason = "evicted" if missed else None
-        return Placement(attached.session, attached.num_reused, 0, attached.copies, reason)
+    def _take_over(self, session: Session, request: TurnRequest) -> Attached:
+        self._parked.pop(session.session_id, None)
+        self._let_go(session)
+        # Extended first: of ids that were all of the session's, the last has its row already.
+        self._sessions.extend(session, request.token_ids[len(session.token_ids) :])
+        return self._sessions.resume(session)
 
-    def _continue_typed(self, typed: Session, tip: Tip | None, request: TurnRequest) -> Placement:
-        num_common = num_common_tokens(typed.token_ids, request.token_ids)
-        at_least = max(tip.num_tokens if tip else 0, 1)
-        if num_common <= at_least:
-            self._close(typed)
-            return self._continue_tip(tip, request) if tip else self._open(request)
-        if tip is None and self._knows_more(request, min(num_common, typed.num_computed)):
-            self._close(typed)
-            return self._open(request)
-        if num_common < len(typed.token_ids):
-            # Text was taken back: what it left in the tree goes with the old session.
-            attached = self._sessions.fork(typed, num_common)
-            self._close(typed)
-        else:
-            attached = self._sessions.resume(typed)
-            self._parked.pop(typed.session_id, None)
-        self._sessions.extend(attached.session, request.token_ids[num_common:])
-        num_ahead = max(0, attached.num_reused - max(request.num_history - 1, 0))
-        return Placement(attached.session, attached.num_reused, num_ahead, attached.copies, None)
-
-    def _knows_more(self, request: TurnRequest, num_tokens: int) -> bool:
-        """Whether other sessions left more than so many leading tokens of the request."""
-        attached = self._sessions.open(request.salt, request.token_ids)
-        self._sessions.close(attached.session)
-        return attached.num_reused > num_tokens
+    def _open(self, request: TurnRequest, tip: Tip | None) -> Attached:
+        beside = None if tip is None else tip.session
+        if beside is not None and beside.session_id in self._parked:
+            self._parked.move_to_end(beside.session_id)
+        return self._sessions.open(request.salt, request.token_ids, beside=beside)
 
     def _take_typed(self, request: TurnRequest) -> Session | None:
         if request.typed_ahead_key is None:
@@ -213,15 +249,10 @@ class Residency:
         self._parked.pop(session.session_id, None)
         for response_id in self._tips_of.pop(session.session_id, ()):
             self._tips.pop(response_id, None)
-        for key in [key for key, typed in self._typed.items() if typed is session]:
-            del self._typed[key]
+        self._let_go(session)
 
-
-def _holds(tip: Tip, request: TurnRequest) -> bool:
-    """Ids are compared, never only names: a tip serves a request that starts with its ids."""
-    held = tip.session.token_ids
-    return (
-        tip.session.salt == request.salt
-        and len(held) >= tip.num_tokens == request.num_history
-        and held[: tip.num_tokens] == request.token_ids[: tip.num_tokens]
-    )
+    def _let_go(self, session: Session) -> None:
+        """Nobody's lane, and nobody's preparation, any more."""
+        for held in (self._typed, self._prepared):
+            for name in [name for name, one in held.items() if one is session]:
+                del held[name]

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from chatrt.errors import ContextLengthExceeded, InvalidValue
+from chatrt.prefix import num_common_tokens
 from chatrt.store.records import input_messages
 from chatrt.text.messages import Message
-from chatrt.turn import TurnKind, num_common_tokens
+from chatrt.turn import TurnKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

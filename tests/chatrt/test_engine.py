@@ -63,7 +63,7 @@ def test_a_follow_up_reuses_all_but_the_last_sampled_token(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_a_regenerated_turn_computes_only_what_is_behind_its_parent_and_equals_a_cold_run(
+def test_a_regenerated_turn_computes_one_token_and_equals_a_cold_run(
     engine: Engine, tokenizer: Tokenizer, sampling: SamplingParams
 ) -> None:
     prompt, more = tokenizer.encode(PROMPT), tokenizer.encode("and why?")
@@ -77,8 +77,8 @@ def test_a_regenerated_turn_computes_only_what_is_behind_its_parent_and_equals_a
     cold = run_outcome(tiny_engine(tokenizer), replace(asked, parent_id=None))
     assert again.token_ids == second.token_ids == cold.token_ids
     assert again.text == cold.text
-    assert again.end.kv.reused_tokens == len(history) - 1
-    assert again.end.kv.computed_tokens == 1 + len(more)
+    assert again.end.kv.reused_tokens == len(history) + len(more) - 1
+    assert again.end.kv.computed_tokens == 1
 
 
 def test_a_turn_forks_from_a_tip_whose_session_runs_at_this_moment(
@@ -175,7 +175,7 @@ def test_a_prefill_has_no_answer_and_an_answer_behind_it_computes_the_rest(
     assert first.kv.computed_tokens == len(prompt)
     request = turn_request("b", more, parent=first, history=prompt)
     second = run_outcome(engine, request)
-    assert second.end.kv.computed_tokens == 1 + len(more)
+    assert second.end.kv.computed_tokens == len(more)
     cold = run_outcome(tiny_engine(tokenizer), replace(request, parent_id=None))
     assert second.token_ids == cold.token_ids
 

@@ -73,8 +73,8 @@ def test_what_was_typed_is_not_computed_again_when_it_is_sent(
         assert end.reason is FinishReason.PREFILLED
     request = turn_request("sent", text, typed_ahead_key=LANE)
     found = run_outcome(engine, request)
-    assert found.end.kv.typed_ahead_tokens == found.end.kv.reused_tokens == 39
-    assert found.end.kv.computed_tokens == len(text) - 39
+    assert found.end.kv.typed_ahead_tokens == found.end.kv.reused_tokens == 40
+    assert found.end.kv.computed_tokens == len(text) - 40
     cold.assert_equal(request, found)
 
 
@@ -88,7 +88,7 @@ def test_half_typed_text_behind_a_tip_leaves_the_tip_usable(
     run_turn(engine, half_typed("typed", [*history, *b"never sent, "], **behind))
     other = turn_request("b", list(b"sent"), parent=first, history=history)
     found = run_outcome(engine, other)
-    assert found.end.kv.reused_tokens == len(history) - 1
+    assert found.end.kv.reused_tokens == len(history)
     cold.assert_equal(other, found)
     sent = turn_request("c", list(b"never sent, or so"), parent=first, history=history)
     sent.typed_ahead_key = LANE
@@ -104,7 +104,7 @@ def test_text_that_was_taken_back_and_typed_anew_counts_up_to_where_it_differs(
     run_turn(engine, half_typed("two", list(b"the moon is made of salt, or is it the sea?")))
     request = turn_request("sent", list(b"the moon is a balloon"), typed_ahead_key=LANE)
     found = run_outcome(engine, request)
-    assert found.end.kv.typed_ahead_tokens == len(b"the moon is ") - 1
+    assert found.end.kv.typed_ahead_tokens == len(b"the moon is ")
     cold.assert_equal(request, found)
     engine.forget(["sent"])
     assert num_free(engine) == 64
@@ -134,7 +134,7 @@ def test_another_lanes_create_leaves_what_is_typed_here(
     run_turn(engine, half_typed("typed", text[:20]))
     run_turn(engine, turn_request("other", list(b"hello"), typed_ahead_key="another"))
     sent = run_turn(engine, turn_request("sent", text, typed_ahead_key=LANE))
-    assert sent.kv.typed_ahead_tokens == 19
+    assert sent.kv.typed_ahead_tokens == 20
 
 
 def test_nothing_certain_to_compute_yet_ends_a_half_typed_turn_at_once(engine: Engine) -> None:
@@ -208,7 +208,7 @@ def test_a_tip_that_others_fork_from_counts_as_used(tokenizer: Tokenizer) -> Non
     run_turn(engine, turn_request("moved on", [5], parent=first, history=history))
     for number in range(4):
         request = turn_request(f"fork {number}", [6], parent=first, history=history)
-        assert run_turn(engine, request).kv.reused_tokens == len(history) - 1
+        assert run_turn(engine, request).kv.reused_tokens == len(history)
 
 
 def test_forgetting_in_any_order_returns_all_pages(tokenizer: Tokenizer) -> None:

@@ -7,7 +7,7 @@ import pytest
 from chatrt.errors import OutOfPages
 from chatrt.pages import PageAllocator
 from chatrt.prefix import PrefixTree
-from chatrt.reclaim import PagePool, PoolFigures
+from chatrt.reclaim import PagePool, PoolFigures, Tail
 
 
 class World:
@@ -26,10 +26,11 @@ class World:
             self.allocator.release(page_id)
         return page_ids
 
-    def keep_tail(self, session_id: int) -> int:
-        """A tail page as old as this moment."""
+    def keep_tail(self, session_id: int, *token_ids: int) -> int:
+        """A tail page as old as this moment, behind no other."""
         (page_id,) = self.pool.allocate(1)
-        self.pool.keep_tail(session_id, page_id, self.tree.tick())
+        root = self.tree.match("", token_ids, limit=0).tip
+        self.pool.keep_tail(session_id, Tail(page_id, self.tree.tick(), root, token_ids))
         return page_id
 
 
@@ -80,7 +81,9 @@ def test_a_held_path_is_not_evictable() -> None:
 def test_a_tail_that_is_taken_back_keeps_its_page_and_a_released_one_frees_it() -> None:
     world = World(2)
     first, second = world.keep_tail(1), world.keep_tail(2)
-    assert world.pool.take_tail(1) == first
+    tail = world.pool.take_tail(1)
+    assert tail is not None
+    assert tail.page_id == first
     assert world.pool.take_tail(1) is None
     assert world.allocator.num_sharers(first) == 1
     world.pool.release_tail(2)
@@ -107,3 +110,24 @@ def test_figures_add_up_and_do_not_count_the_tree_as_a_user() -> None:
     assert figures == PoolFigures(free=2, held=3, cached=1, shared=1, total=5)
     world.tree.insert("", [3, 4], [mine])
     assert world.pool.num_users(mine) == 1
+
+
+def test_a_tail_is_found_by_its_tokens_and_the_one_that_shares_most_wins() -> None:
+    world = World(4)
+    world.keep_tail(1, 5)
+    world.keep_tail(2, 5, 6)
+    world.keep_tail(3, 8, 6)
+    root = world.tree.match("", [], limit=0).tip
+    assert world.pool.find_tail(root, [5, 6, 7]) == (2, 2)
+    assert world.pool.find_tail(root, [9]) is None
+    world.pool.release_tail(2)
+    assert world.pool.find_tail(root, [5, 6, 7]) == (1, 1)
+    world.pool.check_invariants({})
+
+
+def test_an_evicted_tail_is_not_found() -> None:
+    world = World(1)
+    world.keep_tail(1, 5)
+    root = world.tree.match("", [], limit=0).tip
+    world.pool.allocate(1)
+    assert world.pool.find_tail(root, [5]) is None

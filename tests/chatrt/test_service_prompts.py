@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chatrt.errors import ContextLengthExceeded, InvalidValue
+from chatrt.prefix import num_common_tokens
 from chatrt.service.prompts import (
     PREFILLED,
     Ask,
@@ -20,7 +21,7 @@ from chatrt.store import StoredTurn
 from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.text.messages import Message
 from chatrt.text.prompt import PromptBuilder
-from chatrt.turn import TurnKind, num_common_tokens
+from chatrt.turn import TurnKind
 
 if TYPE_CHECKING:
     from chatrt.text.tokenizer import Tokenizer

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatrt.turn import SpeculationFigures, Stamps, num_common_tokens
+from chatrt.prefix import num_common_tokens
+from chatrt.turn import SpeculationFigures, Stamps
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=8, max_size=8))
