@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chatrt.errors import CapacityError, ContextLengthExceeded, OutOfPages
+from chatrt.errors import CapacityError, ContextLengthExceeded, OutOfPages, Overloaded
 from chatrt.turn import TurnKind
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from chatrt.session import Session, SessionManager
     from chatrt.turn import TurnRequest
+
+
+_RANKS = {TurnKind.TYPED_AHEAD: 1, TurnKind.PREPARED: 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,8 @@ class EngineLimits:
     request names none; `max_parked` bounds the sessions that are remembered between turns.
     Nothing is reserved for answers, but an arrival is admitted beside running ones only if each
     may still grow by `num_expected` tokens (or its own cap). `max_pages_per_owner` bounds what the
-    running sessions of one owner (an API key) hold together; None leaves it open.
+    running sessions of one owner (an API key) hold together; None leaves it open. `max_waiting`
+    bounds the queue.
     """
 
     max_context: int
@@ -39,6 +43,7 @@ class EngineLimits:
     max_parked: int = 1024
     num_expected: int = 256
     max_pages_per_owner: int | None = None
+    max_waiting: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,10 @@ class Running:
 
 
 class Admission:
-    """Answers first, then what is typed ahead; each in order of priority, then arrival."""
+    """Answers first, then what is typed ahead, then what nobody asked for yet.
+
+    Each in order of priority, then arrival.
+    """
 
     def __init__(self, sessions: SessionManager, limits: EngineLimits) -> None:
         self._sessions = sessions
@@ -67,7 +75,12 @@ class Admission:
         Raises:
             ContextLengthExceeded: The prompt leaves no room for one token; both numbers are named.
             CapacityError: The prompt alone needs more pages than its owner may hold.
+            Overloaded: The queue is full.
         """
+        rank, limit = _rank(request), self._limits.max_waiting
+        num_before = sum(_rank(other)[0] >= rank[0] for other in self._waiting)
+        if num_before >= limit:
+            raise Overloaded(f"{num_before} turns wait already, at most {limit} may")
         length, limit = len(request.token_ids), self._limits.max_context
         if length >= limit:
             raise ContextLengthExceeded(
@@ -80,7 +93,6 @@ class Admission:
             raise CapacityError(
                 f"the prompt needs {need} KV pages, an API key may hold {most}", code="kv_exhausted"
             )
-        rank = _rank(request)
         later = (i for i, other in enumerate(self._waiting) if _rank(other) < rank)
         self._waiting.insert(next(later, len(self._waiting)), request)
 
@@ -142,6 +154,6 @@ class Admission:
         return -(-num_tokens // self._limits.page_size)
 
 
-def _rank(request: TurnRequest) -> tuple[bool, int]:
+def _rank(request: TurnRequest) -> tuple[int, int]:
     """Higher goes first; nobody waits for a prompt that is still being typed."""
-    return (request.kind is not TurnKind.TYPED_AHEAD, request.priority)
+    return (_RANKS.get(request.kind, 2), request.priority)

@@ -15,12 +15,12 @@ from chatrt.engine.admission import Admission
 from chatrt.engine.drafting import Drafting
 from chatrt.engine.forward import batch_rows
 from chatrt.engine.live import LiveTurn
-from chatrt.engine.report import finished, refused
 from chatrt.engine.residency import Residency
+from chatrt.engine.turns import Turns
 from chatrt.errors import ChatrtError, InvalidValue, OutOfPages
 from chatrt.scheduler import Entry, Phase, Work
 from chatrt.speculative import row_logprobs, verify
-from chatrt.turn import EngineEvent, FinishReason, KVFigures, StartedEvent, TokensEvent, TurnKind
+from chatrt.turn import FinishReason, KVFigures, TurnKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from chatrt.engine.residency import Placement
     from chatrt.scheduler import Plan, PlannedRows, Scheduler
     from chatrt.session import PageCopy, Session, SessionManager
-    from chatrt.turn import TurnRequest
+    from chatrt.turn import EngineEvent, TurnRequest
+
+
+_WORK = {TurnKind.TYPED_AHEAD: Work.TYPED_AHEAD, TurnKind.PREPARED: Work.IDLE}
 
 
 class Engine:
@@ -74,9 +77,7 @@ class Engine:
         self._residency = Residency(
             sessions, max_sessions=limits.max_parked, on_close=self._drafting.close
         )
-        self._turns: dict[str, LiveTurn] = {}
-        self._by_session: dict[int, LiveTurn] = {}
-        self._events: list[EngineEvent] = []
+        self._turns = Turns(scheduler, clock)
 
     @property
     def sessions(self) -> SessionManager:
@@ -101,14 +102,25 @@ class Engine:
         """
         if request.typed_ahead_key is not None:
             self._supersede(request.typed_ahead_key)
+        if request.parent_id is not None:
+            self._stop_preparing(request.parent_id)
         if request.kind is TurnKind.TYPED_AHEAD and not request.token_ids:
-            self._refuse(request, FinishReason.PREFILLED, None)
+            self._turns.refuse(request, FinishReason.PREFILLED)
             return
         try:
             self._check_ids(request)
             self._admission.put(request)
         except ChatrtError as error:
-            self._refuse(request, FinishReason.FAILED, error)
+            self._turns.refuse(request, FinishReason.FAILED, error)
+
+    def prepare(self, request: TurnRequest) -> None:
+        """Compute at idle time what every turn behind `request.parent_id` begins with.
+
+        A turn behind that response ends this at once, and goes on from what is there.
+        """
+        assert request.kind is TurnKind.PREPARED
+        if request.parent_id is not None and self._residency.holds(request.parent_id):
+            self.submit(request)
 
     def _check_ids(self, request: TurnRequest) -> None:
         """A tokenizer may know more tokens than the model has embeddings; history was checked."""
@@ -124,7 +136,7 @@ class Engine:
     def cancel(self, response_id: str) -> bool:
         """End a turn now, queued or running; whether there was one."""
         for request in self._admission.take(lambda r: r.response_id == response_id):
-            self._refuse(request, FinishReason.CANCELLED, None)
+            self._turns.refuse(request, FinishReason.CANCELLED)
             return True
         turn = self._turns.get(response_id)
         if turn is None:
@@ -156,23 +168,19 @@ class Engine:
 
     def cancel_all(self) -> None:
         """End every turn, queued or running, as `cancel` does."""
-        for request in self._admission.take(lambda _: True):
-            self._refuse(request, FinishReason.CANCELLED, None)
-        for response_id in list(self._turns):
-            self.cancel(response_id)
+        self._end_all(lambda _: True)
 
     def fail_all(self, error: ChatrtError) -> None:
         """A step failed half-way: end every turn that ran, with this error; the queue stays."""
-        failed = list(self._turns.values())
+        failed = list(self._turns)
         for turn in failed:
-            self._report_failure(turn, error)
+            self._turns.fail(turn, error)
         for turn in failed:
             self._keep_older(turn.entry.session)
 
     def take_events(self) -> list[EngineEvent]:
         """Everything that happened since the last call, in order."""
-        events, self._events = self._events, []
-        return events
+        return self._turns.take_events()
 
     def step(self) -> bool:
         """One step; whether anything happened (if not, only a call can change that).
@@ -180,15 +188,15 @@ class Engine:
         Events are left for `take_events`.
         """
         admitted = self._admit()
-        self._drafting.begin(self._turns.values())
+        self._drafting.begin(self._turns)
         plan = self._scheduler.plan()
         if not plan.rows:
             return self._relieve(plan.starved) or admitted
-        drafts = self._drafting.propose(plan, self._by_session)
+        drafts = self._drafting.propose(plan, self._turns.by_session)
         logits = self._forward(plan, drafts)
         now = self._clock()
         for planned, proposal, rows in zip(plan.rows, drafts, logits, strict=True):
-            turn = self._by_session[planned.entry.session.session_id]
+            turn = self._turns.by_session[planned.entry.session.session_id]
             if len(rows):
                 self._commit_tokens(turn, planned, proposal, rows, now)
             else:
@@ -201,9 +209,9 @@ class Engine:
         admitted = False
         while len(self._admission):
             try:
-                request = self._admission.next([turn.running for turn in self._turns.values()])
+                request = self._admission.next([turn.running for turn in self._turns])
             except OutOfPages as error:
-                self._refuse(self._admission.refuse_first(), FinishReason.FAILED, error)
+                self._turns.refuse(self._admission.refuse_first(), FinishReason.FAILED, error)
                 admitted = True
                 continue
             if request is None:
@@ -212,10 +220,10 @@ class Engine:
             try:
                 self._start(request)
             except ChatrtError as error:
-                self._refuse(request, FinishReason.FAILED, error)
+                self._turns.refuse(request, FinishReason.FAILED, error)
             except Exception as error:  # our own fault: the step fails, but this turn ends too
                 reason = ChatrtError(f"the turn could not be started: {error}")
-                self._refuse(request, FinishReason.FAILED, reason)
+                self._turns.refuse(request, FinishReason.FAILED, reason)
                 raise
         return admitted
 
@@ -226,11 +234,7 @@ class Engine:
         stamps.matched_ns = self._clock()
         self._copy(placement.copies)
         stamps.restored_ns = self._clock()
-        turn = self._live(request, placement)
-        self._turns[request.response_id] = turn
-        self._by_session[placement.session.session_id] = turn
-        self._scheduler.add(turn.entry)
-        self._events.append(StartedEvent(request.response_id, turn.sampler.seed))
+        self._turns.begin(self._live(request, placement))
 
     def _live(self, request: TurnRequest, placement: Placement) -> LiveTurn:
         sampling = request.sampling
@@ -239,7 +243,7 @@ class Engine:
         max_tokens = min(room, sampling.max_output_tokens or room)
         entry = Entry(
             session=placement.session,
-            work=Work.TYPED_AHEAD if request.kind is TurnKind.TYPED_AHEAD else Work.PREFILL,
+            work=_WORK.get(request.kind, Work.PREFILL),
             phase=Phase.RUNNING,
             priority=request.priority,
             arrival=request.stamps.received_ns,
@@ -261,7 +265,7 @@ class Engine:
         """One pass over all planned rows; each entry's logits, none where it samples nothing."""
         rows = []
         for planned, proposal in zip(plan.rows, drafts, strict=True):
-            turn = self._by_session[planned.entry.session.session_id]
+            turn = self._turns.by_session[planned.entry.session.session_id]
             sample = planned.samples and turn.request.kind is TurnKind.ANSWER
             rows.append(batch_rows(planned, proposal, sample=sample))
         feature_rows = self._drafting.observe(plan, rows)
@@ -309,9 +313,7 @@ class Engine:
         if planned.num_drafts:
             self._sessions.trim(session)
         self._drafting.commit(session)
-        self._events.append(
-            TokensEvent(turn.request.response_id, emitted.text, taken, emitted.logprobs, sampled_ns)
-        )
+        self._turns.emit(turn, emitted, sampled_ns)
         if turn.finish is not None:
             self._end(turn)
 
@@ -325,12 +327,16 @@ class Engine:
             shared_pages=self._sessions.num_shared_pages(session),
         )
         self._drafting.commit(session)
-        if request.kind is TurnKind.TYPED_AHEAD:
-            assert request.typed_ahead_key is not None
-            self._residency.keep_typed(request.typed_ahead_key, session)
-        else:
-            self._residency.keep_tip(request.response_id, session)
-        self._report(turn, output_ids, None)
+        match request.kind:
+            case TurnKind.TYPED_AHEAD:
+                assert request.typed_ahead_key is not None
+                self._residency.keep_typed(request.typed_ahead_key, session)
+            case TurnKind.PREPARED:
+                assert request.parent_id is not None
+                self._copy(self._residency.keep_prepared(request.parent_id, session))
+            case _:
+                self._residency.keep_tip(request.response_id, session)
+        self._turns.end(turn, output_ids)
 
     def _cut(self, turn: LiveTurn) -> list[int]:
         """Leave in the session what the answer keeps of its ids; returns these."""
@@ -344,55 +350,40 @@ class Engine:
         self._sessions.extend(session, cut.remainder_ids)
         return output_ids
 
-    def _report(self, turn: LiveTurn, output_ids: Sequence[int], error: ChatrtError | None) -> None:
-        """The turn is over: forget it, and say so."""
-        self._scheduler.remove(turn.entry)
-        del self._turns[turn.request.response_id]
-        del self._by_session[turn.entry.session.session_id]
-        self._events.append(
-            finished(
-                turn,
-                output_ids,
-                kv=replace(turn.kv, computed_tokens=turn.num_computed_tokens),
-                error=error,
-                time_ns=self._clock(),
-            )
-        )
-
-    def _report_failure(self, turn: LiveTurn, error: ChatrtError) -> None:
-        turn.finish = FinishReason.FAILED
-        self._report(turn, turn.token_ids, error)
-
     def _keep_older(self, session: Session) -> None:
         """A turn failed: its session is parked for the older responses that it holds."""
         self._drafting.commit(session)
         self._copy(self._residency.keep_older(session))
-
-    def _refuse(
-        self, request: TurnRequest, reason: FinishReason, error: ChatrtError | None
-    ) -> None:
-        self._events.append(refused(request, reason, error=error, time_ns=self._clock()))
 
     def _relieve(self, starved: Sequence[Entry]) -> bool:
         """Nobody could get a page: the youngest turn gives its own back, and says so."""
         if not starved:
             return False
         youngest = max(starved, key=lambda entry: entry.arrival)
-        turn = self._by_session[youngest.session.session_id]
+        turn = self._turns.by_session[youngest.session.session_id]
         free, evictable = self._sessions.num_free, self._sessions.num_evictable
-        self._report_failure(turn, OutOfPages(1, free, evictable, self._sessions.num_pages))
+        self._turns.fail(turn, OutOfPages(1, free, evictable, self._sessions.num_pages))
         self._keep_older(turn.entry.session)
         return True
 
     def _supersede(self, typed_ahead_key: str) -> None:
         """End the half-typed turn of a lane, queued or running."""
+        self._end_all(
+            lambda request: (
+                request.kind is TurnKind.TYPED_AHEAD and request.typed_ahead_key == typed_ahead_key
+            )
+        )
 
-        def half_typed(request: TurnRequest) -> bool:
-            typed = request.kind is TurnKind.TYPED_AHEAD
-            return typed and request.typed_ahead_key == typed_ahead_key
+    def _stop_preparing(self, parent_id: str) -> None:
+        """A turn behind a response is here, or a newer preparation: the one that runs ends."""
+        self._end_all(
+            lambda request: request.kind is TurnKind.PREPARED and request.parent_id == parent_id
+        )
 
-        for request in self._admission.take(half_typed):
-            self._refuse(request, FinishReason.CANCELLED, None)
-        for turn in [t for t in self._turns.values() if half_typed(t.request)]:
+    def _end_all(self, matches: Callable[[TurnRequest], bool]) -> None:
+        """End the turns whose requests match, queued or running, as cancelled."""
+        for request in self._admission.take(matches):
+            self._turns.refuse(request, FinishReason.CANCELLED)
+        for turn in self._turns.matching(matches):
             turn.finish = FinishReason.CANCELLED
             self._end(turn)
