@@ -16,6 +16,8 @@
     │   └── UnsupportedModel        an architecture or tensor type that is not served
     ├── SettingsError               a setting cannot be used (exit code 2)
     ├── StoreError                  the conversation store cannot be read or written
+    ├── ArchiveError                the folder for KV pages on disk cannot be used
+    │   └── FolderInUse             another process has it
     └── ServerUnavailable           a server cannot be reached or started (exit code 1)
 
 Knows: the tree, and the code that each error has on the wire.
@@ -134,6 +136,16 @@ class StoreError(ChatrtError):
     """The conversation store cannot be read or written."""
 
     code = "store_error"
+
+
+class ArchiveError(ChatrtError):
+    """The folder for KV pages on disk cannot be used; a server runs without it."""
+
+    code = "archive_error"
+
+
+class FolderInUse(ArchiveError):
+    """Another process keeps its KV pages in this folder."""
 
 
 class ServerUnavailable(ChatrtError):
