@@ -55,10 +55,16 @@ class Drafter(Protocol):
     """Proposes up to `max_tokens` tokens for each session; an empty proposal is always allowed.
 
     `kv` holds keys and values of its own, indexed by the same page ids as the target's: whoever
-    copies pages copies them there too. None for a drafter without.
+    copies pages copies them there too. None for a drafter without. `paired` says that its rows of a
+    full page lie there whenever the target's do: then both are kept and restored together.
     """
 
     name: str
+
+    @property
+    def paired(self) -> bool:
+        """Whether `kv` is complete wherever the target's full pages are."""
+        ...
 
     @property
     def kv(self) -> KVCache | None:

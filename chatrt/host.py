@@ -85,6 +85,10 @@ class EngineHost:
         """Run a call on the engine between two steps, without waiting for it."""
         self._commands.put(command)
 
+    def wake(self) -> None:
+        """Something has arrived for the engine from elsewhere: take a step. For any thread."""
+        self._commands.put(_nothing)
+
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Run a call on the engine between two steps and wait for what it returns.
 
@@ -127,6 +131,7 @@ class EngineHost:
             self._deliver(self._engine.take_events())
         self._engine.cancel_all()
         self._deliver(self._engine.take_events())
+        self._engine.close()
 
     def _fail_all(self, error: ChatrtError) -> None:
         try:
@@ -169,6 +174,10 @@ class EngineHost:
                 sink(event)
             except Exception:  # the edge of a callback: one turn's fault is not the others'
                 _log.exception("a turn's event could not be taken")
+
+
+def _nothing(engine: Engine) -> None:
+    """A command that only ends the wait for one."""
 
 
 def _failed(request: TurnRequest, error: ChatrtError) -> FinishedEvent:

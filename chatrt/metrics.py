@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from chatrt.errors import CapacityError
 from chatrt.turn import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from chatrt.archive import ArchiveFigures
     from chatrt.reclaim import PoolFigures
     from chatrt.turn import FinishedEvent, SpeculationFigures, Stamps
 
@@ -74,7 +76,7 @@ class Metrics:
         self._pages = Gauge(
             "chatrt_kv_pages", "KV pages by state.", ("state",), registry=self._registry
         )
-
+        self._count_pages()
         planned = Gauge(
             "chatrt_kv_bytes",
             "Bytes of all KV pages, touched or not, of the target and of what drafts for it.",
@@ -84,20 +86,60 @@ class Metrics:
         for owner, num_bytes in (kv_bytes or {}).items():
             planned.labels(owner).set(num_bytes)
 
+    def _count_pages(self) -> None:
+        """What happens to sessions and pages beside what turns count."""
+        self._totals: dict[str, int] = {}
+        self._sessions = Gauge(
+            "chatrt_sessions", "Sessions by state.", ("state",), registry=self._registry
+        )
+        self._archived = Gauge(
+            "chatrt_kv_archived_pages",
+            "KV pages kept outside the device, by where.",
+            ("tier",),
+            registry=self._registry,
+        )
+        self._evictions = Counter(
+            "chatrt_kv_evictions",
+            "KV pages given up on the device, by what for.",
+            ("reason",),
+            registry=self._registry,
+        )
+        self._restored = Counter(
+            "chatrt_kv_restored_tokens",
+            "Tokens whose KV pages came back, by where from.",
+            ("tier",),
+            registry=self._registry,
+        )
+        self._failures = Counter(
+            "chatrt_kv_archive_failures",
+            "KV pages that could not be kept or were not used, by reason.",
+            ("reason",),
+            registry=self._registry,
+        )
+        self._refused = Counter(
+            "chatrt_admission_refused",
+            "Turns refused for want of room, by the error's code.",
+            ("reason",),
+            registry=self._registry,
+        )
+
     def observe_turn(
         self, stamps: Stamps, event: FinishedEvent, first_sent_ns: int | None, num_input: int
     ) -> None:
         """Count a finished turn; `num_input` are the tokens of its prompt."""
         self._responses.labels(event.reason.value).inc()
         if event.reason is FinishReason.FAILED:
+            if isinstance(event.error, CapacityError):
+                self._refused.labels(event.error.code).inc()
             return
+        if event.kv.restored_from is not None:
+            self._restored.labels(event.kv.restored_from).inc(event.kv.restored_tokens)
         self._tokens["prompt"].inc(num_input)
         self._tokens["prompt_cached"].inc(event.kv.reused_tokens)
         self._tokens["generation"].inc(event.num_generated)
         if first_sent_ns is not None:
-            prefix = "warm" if event.kv.reused_tokens else "cold"
             seconds = (first_sent_ns - stamps.received_ns) / 1e9
-            self._ttft.labels(self._model, prefix).observe(seconds)
+            self._ttft.labels(self._model, event.kv.prefix).observe(seconds)
         if event.num_generated > 1:
             seconds = (event.last_token_ns - event.first_token_ns) / 1e9
             self._tpot.labels(self._model).observe(seconds / (event.num_generated - 1))
@@ -113,8 +155,21 @@ class Metrics:
         for position, accepted in enumerate(figures.accepted_per_position):
             self._accepted_at.labels(str(position)).inc(accepted)
 
-    def render(self, pool: PoolFigures) -> bytes:
-        """All metrics in Prometheus' text format, with the page pool as it is now."""
+    def render(self, pool: PoolFigures, archive: ArchiveFigures | None = None) -> bytes:
+        """All metrics in Prometheus' text format, with pages and sessions as they are now."""
         for state in ("free", "held", "cached", "shared"):
             self._pages.labels(state).set(getattr(pool, state))
+        for state in ("active", "parked"):
+            self._sessions.labels(state).set(pool.sessions.get(state, 0))
+        self._advance(self._evictions.labels("room"), "evicted", pool.evicted)
+        if archive is not None:
+            self._archived.labels("host").set(archive.num_host_pages)
+            self._archived.labels("disk").set(archive.num_disk_pages)
+            for reason, count in archive.failures.items():
+                self._advance(self._failures.labels(reason), reason, count)
         return generate_latest(self._registry)
+
+    def _advance(self, counter: Counter, name: str, total: int) -> None:
+        """Bring a counter to a total that is counted elsewhere."""
+        counter.inc(total - self._totals.get(name, 0))
+        self._totals[name] = total

@@ -60,6 +60,11 @@ class Paths:
         return self.cache / "kernels"
 
     @property
+    def kv_pages(self) -> Path:
+        """KV pages of stored conversations."""
+        return self.cache / "kv"
+
+    @property
     def database(self) -> Path:
         """The conversation store."""
         return self.data / "conversations.sqlite3"

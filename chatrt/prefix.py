@@ -3,7 +3,8 @@
     root of a salt ── page (16 ids) ── page ── page       a node is one full page of tokens
                                     └─ page ── page       and everything in front of it
 
-Knows: token ids, page ids, who runs through a node. Does not know: sessions, tensors, time.
+Knows: token ids, page ids, who runs through a node, the rank of a pin. Does not know: sessions,
+tensors, time: pins end when they are told to.
 Invariant: the tree holds one reference on the page of each node. Whoever else holds the page of a
 node also holds that node or one below it (`hold`), so a node that nobody holds is reclaimable, and
 so is everything below it. Page content is found by comparing ids, never hashes alone.
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from chatrt.pages import PageAllocator
 
+_RANK_SHIFT = 48  # ages of a higher rank are larger than all of a lower one
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class PrefixNode:
@@ -30,7 +33,9 @@ class PrefixNode:
 
     `depth` counts the pages from the root down to here. `num_holds` counts the holders whose path
     ends here plus the held children, `num_marks` those who would like to find the path again.
-    `last_used` is a tick; a node is as young as its youngest descendant ever was.
+    `last_used` is an age, larger is younger: the tick of its last use, above which `rank` counts. A
+    node is as young as its youngest descendant ever was. `key` is what an archive calls the path up
+    to here, once it was asked.
     """
 
     token_ids: tuple[int, ...]
@@ -43,6 +48,8 @@ class PrefixNode:
     num_holds: int = 0
     num_marks: int = 0
     linked: bool = True
+    rank: int = 0
+    key: bytes = b""
 
     def ancestor(self, depth: int) -> PrefixNode:
         """The node on this path with `depth` pages, `0 <= depth <= self.depth`."""
@@ -98,10 +105,6 @@ class PrefixTree:
     def num_evictable(self) -> int:
         """Pages that repeated leaf eviction would free: those of nodes that nobody holds."""
         return len(self._node_of_page) - self._num_held
-
-    def tick(self) -> int:
-        """The next point on the clock by which nodes age; larger is later."""
-        return next(self._ticks)
 
     def knows(self, page_id: int) -> bool:
         """Whether a node of the tree stands for this page."""
@@ -195,6 +198,23 @@ class PrefixTree:
         assert node.num_marks > 0, "a node was unmarked more often than marked"
         node.num_marks -= 1
 
+    def pin(self, node: PrefixNode, rank: int) -> None:
+        """Eviction takes this path after all of lower rank, until `unpin`; `rank` is above 0."""
+        node.rank = max(node.rank, rank)
+        self._touch(node)
+
+    def unpin(self, node: PrefixNode) -> None:
+        """The path is as others are, and was used just now; also after its end was evicted."""
+        while not node.linked:
+            assert node.parent is not None
+            node = node.parent
+        node.rank = 0
+        self._touch(node)
+
+    def age(self, rank: int) -> int:
+        """How old something of this rank is that is used now, beside nodes' `last_used`."""
+        return (rank << _RANK_SHIFT) + next(self._ticks)
+
     def oldest(self) -> int | None:
         """When the leaf that eviction takes next was last used; None if nothing is evictable."""
         while self._leaves and not _is_valid(self._leaves[0]):
@@ -202,7 +222,7 @@ class PrefixTree:
         return self._leaves[0][0] if self._leaves else None
 
     def evict(self, count: int) -> int:
-        """Frees up to `count` pages, leaf first, least recently used first; returns how many."""
+        """Frees up to `count` pages, leaf first, oldest first; returns how many."""
         num_freed = 0
         while num_freed < count and self.oldest() is not None:
             self._unlink(heappop(self._leaves)[2])
@@ -276,10 +296,11 @@ class PrefixTree:
         self._allocator.release(node.page_id)
         parent.num_marks += node.num_marks
         parent.last_used = max(parent.last_used, node.last_used)
+        parent.rank = max(parent.rank, node.rank)
         self._offer(parent)
 
     def _touch(self, node: PrefixNode) -> None:
-        node.last_used = next(self._ticks)
+        node.last_used = self.age(node.rank)
         self._offer(node)
 
     def _offer(self, node: PrefixNode) -> None:

@@ -2,16 +2,16 @@
 
 Knows: what can be given up (cached pages nobody holds, tail pages of parked sessions) and in which
 order; which tokens the rows of a tail are of. Does not know: what a session is beyond its id.
-Invariant: a page in use is never taken. Ages are ticks of the tree's clock; a tail goes before the
-cached pages of the same age, the end of a path before its front.
+Invariant: a page in use is never taken. Ages are those of the tree, pins included; a tail goes
+before the cached pages of the same age, the end of a path before its front.
 Cost: O(log pages) for each page given up; a search among tails looks at the youngest few.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from chatrt.errors import OutOfPages
@@ -40,7 +40,8 @@ class Tail:
 class PoolFigures:
     """How the page pool is used: free + held = total.
 
-    `cached` pages are known to the tree, `shared` are used by two sessions or more.
+    `cached` pages are known to the tree, `shared` are used by two sessions or more. `evicted`
+    counts pages given up since the start, `sessions` those of each state.
     """
 
     free: int
@@ -48,18 +49,22 @@ class PoolFigures:
     cached: int
     shared: int
     total: int
+    evicted: int = 0
+    sessions: Mapping[str, int] = field(default_factory=dict)
 
 
 class PagePool:
     """Gives pages out of an allocator and takes back what nobody uses now."""
 
-    __slots__ = ("_allocator", "_behind", "_tails", "_tree")
+    __slots__ = ("_allocator", "_behind", "_by_age", "_num_evicted", "_tails", "_tree")
 
     def __init__(self, allocator: PageAllocator, tree: PrefixTree) -> None:
         self._allocator = allocator
         self._tree = tree
-        # By session id, oldest first: ages only grow.
-        self._tails: OrderedDict[int, Tail] = OrderedDict()
+        self._tails: dict[int, Tail] = {}
+        # (age, session id), oldest first; outdated where no such tail is kept now.
+        self._by_age: list[tuple[int, int]] = []
+        self._num_evicted = 0
         self._behind: dict[PrefixNode, dict[int, Tail]] = {}
 
     @property
@@ -84,19 +89,20 @@ class PagePool:
         """Frees up to `count` evictable pages, oldest first; returns how many."""
         for num_freed in range(count):
             oldest_leaf = self._tree.oldest()
-            oldest_tail = next(iter(self._tails.values()), None)
-            if oldest_tail and (oldest_leaf is None or oldest_tail.age <= oldest_leaf):
-                self.release_tail(next(iter(self._tails)))
+            oldest_tail = self._oldest_tail()
+            if oldest_tail is not None and (oldest_leaf is None or oldest_tail[0] <= oldest_leaf):
+                self.release_tail(oldest_tail[1])
             elif self._tree.evict(1) == 0:
                 return num_freed
+            self._num_evicted += 1
         return count
 
     def keep_tail(self, session_id: int, tail: Tail) -> None:
-        """Takes over a session's hold on its tail page until it is taken back or evicted.
-
-        Its age is a tick of the tree; no tail kept before may be younger.
-        """
+        """Takes over a session's hold on its tail page until it is taken back or evicted."""
         self._tails[session_id] = tail
+        heappush(self._by_age, (tail.age, session_id))
+        if len(self._by_age) > 2 * len(self._tails) + 64:
+            self._by_age = sorted((one.age, name) for name, one in self._tails.items())
         self._behind.setdefault(tail.tip, {})[session_id] = tail
 
     def take_tail(self, session_id: int) -> Tail | None:
@@ -126,18 +132,30 @@ class PagePool:
         if tail is not None:
             self._allocator.release(tail.page_id)
 
+    def _oldest_tail(self) -> tuple[int, int] | None:
+        """Age and session of the tail that goes next."""
+        while self._by_age:
+            age, session_id = self._by_age[0]
+            tail = self._tails.get(session_id)
+            if tail is not None and tail.age == age:
+                return age, session_id
+            heappop(self._by_age)
+        return None
+
     def num_users(self, page_id: int) -> int:
         """How many hold a page, the tree not counted."""
         return self._allocator.num_sharers(page_id) - self._tree.knows(page_id)
 
-    def figures(self, page_ids: Set[int]) -> PoolFigures:
-        """How the pool is used now; `page_ids` are the pages in use by sessions."""
+    def figures(self, page_ids: Set[int], *, states: Mapping[str, int]) -> PoolFigures:
+        """How the pool is used now; `page_ids` are the pages in use by sessions in `states`."""
         return PoolFigures(
             free=self._allocator.num_free,
             held=self._allocator.num_held,
             cached=self._tree.num_cached,
             shared=sum(self.num_users(page_id) > 1 for page_id in page_ids),
             total=self._allocator.num_pages,
+            evicted=self._num_evicted,
+            sessions=states,
         )
 
     def check_invariants(self, in_use: Mapping[int, int]) -> None:
@@ -148,6 +166,7 @@ class PagePool:
         for page_id in range(allocator.num_pages):
             num_holders = in_use.get(page_id, 0) + tail_page_ids.count(page_id)
             assert self.num_users(page_id) == num_holders
+        assert {(tail.age, name) for name, tail in self._tails.items()} <= set(self._by_age)
         listed = [one for beside in self._behind.values() for one in beside.items()]
         assert dict(listed) == self._tails
         assert len(listed) == len(self._tails)

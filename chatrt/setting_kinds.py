@@ -135,16 +135,17 @@ def _quantity(value: object, units: Mapping[str, float]) -> float:
     return number
 
 
-def size(doc: str) -> Setting:
-    """A number of bytes above 0, with units of 1024 (KiB) or 1000 (kB)."""
+def size(doc: str, low: int = 1) -> Setting:
+    """A number of bytes, at least `low` (0 or 1), with units of 1024 (KiB) or 1000 (kB)."""
 
     def read(value: object) -> int:
         num_bytes = int(_quantity(value, _SIZE_UNITS))
-        if num_bytes < 1:
+        if num_bytes < low:
             raise ValueError
         return num_bytes
 
-    return Setting(read, 'a size in bytes above 0, such as 1048576, "512MiB" or "4GiB"', doc)
+    span = "above 0" if low else "of 0 or more"
+    return Setting(read, f'a size in bytes {span}, such as 1048576, "512MiB" or "4GiB"', doc)
 
 
 def duration(doc: str) -> Setting:

@@ -28,6 +28,7 @@ MODEL = "model"
 DEFAULT = "default"
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+CLIENT_NAMES = frozenset({"typing_ahead"})  # settings of the terminal client, not of a server
 SAMPLING_NAMES = (
     "temperature",
     "top_k",
@@ -100,6 +101,19 @@ class Settings:
     kv_memory_bytes: Annotated[
         int | None, kinds.size("memory for KV pages, such as 4GiB; wins over kv_memory_fraction")
     ] = None
+    host_kv_bytes: Annotated[
+        int | None,
+        kinds.size(
+            "main memory for KV pages that left the device; unset: 4GiB for a GPU, 0 on a CPU",
+            low=0,
+        ),
+    ] = None
+    disk_kv_bytes: Annotated[
+        int, kinds.size("disk for KV pages of stored conversations, 0 for none", low=0)
+    ] = 4 * 2**30
+    kv_dir: Annotated[
+        Path | None, kinds.file("folder for KV pages on disk; unset: one in the cache folder")
+    ] = None
     page_size: Annotated[int, kinds.whole(1, 1024, "token slots of one KV page")] = 16
     max_context: Annotated[
         int | None, kinds.whole(1, None, "longest conversation in tokens; unset: the model's own")
@@ -113,7 +127,7 @@ class Settings:
         kinds.above_zero(
             "a prefill may hold a running stream up this long; none: not limited in time"
         ),
-    ] = 50.0
+    ] = 30.0
     max_input_tokens: Annotated[
         int | None, kinds.whole(1, None, "longest prompt in tokens; unset: what the context leaves")
     ] = None
@@ -171,13 +185,23 @@ class Settings:
             "server that `chatrt chat` started"
         ),
     ] = None
+    typing_ahead: Annotated[
+        bool,
+        kinds.flag(
+            "send what is being typed before Enter, so that the server has read it by then; "
+            "nothing of it is stored unless it is sent"
+        ),
+    ] = True
     drain_s: Annotated[
         float,
         kinds.duration("seconds that running answers may take when the server is told to end"),
     ] = 10.0
     disconnect_grace_s: Annotated[
-        float, kinds.duration("seconds that an answer goes on when its client is gone")
-    ] = 0.0
+        float,
+        kinds.duration(
+            "seconds that an answer goes on when its client is gone, which may resume it meanwhile"
+        ),
+    ] = 30.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         kinds.one_of("debug", "info", "warning", "error", doc="what the log tells"),

@@ -12,9 +12,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-
     from chatrt.errors import ChatrtError
     from chatrt.params import SamplingParams
+
+
+LEAST_PRIORITY = -100
 
 
 class TurnKind(Enum):
@@ -67,9 +69,11 @@ class Stamps:
 class TurnRequest:
     """A turn ready for the engine.
 
-    `token_ids` are the whole sequence: the first `num_history` are the parent tip's exact ids.
-    `salt` separates prefix sharing between keys, `owner` is whose turn it is. `typed_ahead_key`
-    names the lane whose half-typed prompt this turn is (or supersedes).
+    `token_ids` are the whole sequence: the first `num_history` are shared with the parent's tip,
+    all of it unless the template drifted. `salt` separates prefix sharing between keys, `owner` is
+    whose turn it is. `typed_ahead_key` names the lane whose half-typed prompt this turn is (or
+    supersedes). The pages of a turn that is not `archived` stay on the device. For `pin_ms` behind
+    its end its pages are given up after those of turns without a pin, or of lower priority.
     """
 
     response_id: str
@@ -83,6 +87,8 @@ class TurnRequest:
     priority: int = 0
     typed_ahead_key: str | None = None
     speculation_tokens: int | None = None  # None: the controller decides; 0: off
+    archived: bool = False
+    pin_ms: float = 0.0
     stamps: Stamps = field(default_factory=Stamps)
 
 
@@ -96,17 +102,37 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class KVFigures:
-    """What a turn found in, and cost, the KV cache."""
+class Divergence:
+    """The first place where a prompt differs from what its parent's tip holds.
 
+    `held` and `asked` are the token ids there, None where that sequence is at its end.
+    """
+
+    position: int
+    held: int | None
+    asked: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class KVFigures:
+    """What a turn found in, and cost, the KV cache.
+
+    `prefix` names where its prefix came from: `cold` (nothing was known), `warm` (its parent's
+    session, or pages of others), `forked` (a branch beside what others made of its parent),
+    `restored` (`restored_tokens` of the reused ones came back from host memory or disk).
+    """
+
+    prefix: str = "cold"
     reused_tokens: int = 0
+    restored_tokens: int = 0
+    restored_from: str | None = None
     computed_tokens: int = 0
     typed_ahead_tokens: int = 0
     dropped_turns: int = 0
     resident_pages: int = 0
     shared_pages: int = 0
     miss_reason: str | None = None
-    first_divergence: int | None = None
+    first_divergence: Divergence | None = None
 
 
 @dataclass(frozen=True, slots=True)

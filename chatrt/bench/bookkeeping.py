@@ -16,19 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from chatrt.batch import BatchBuilder
+from chatrt.cost_model import ForwardCosts
 from chatrt.engine.forward import batch_rows
 from chatrt.pages import PageAllocator
 from chatrt.prefix import PrefixTree
-from chatrt.scheduler import (
-    Entry,
-    LinearCostModel,
-    Phase,
-    Plan,
-    Scheduler,
-    SchedulerLimits,
-    Work,
-)
-from chatrt.session import SessionManager
+from chatrt.scheduler import Entry, Phase, Plan, Scheduler, SchedulerLimits, Work
+from chatrt.session_manager import SessionManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +30,13 @@ PAGE_SIZE = 16
 NUM_HISTORY_TOKENS = 500
 NUM_DRAFTS = 4
 VOCAB_SIZE = 49_152
+_COSTS = ForwardCosts(
+    rows=(1, 2, 4, 8, 16, 32, 64),
+    rows_ms=(3.5, 3.7, 4.3, 5.8, 10.0, 19.0, 38.0),
+    logits_ms=0.1,
+    context_ms=0.0006,
+    attended_ms=0.0005,
+)
 BARS_US = {1: 100.0, 64: 1000.0}  # by number of sessions
 
 
@@ -63,16 +63,16 @@ class _Bench:
         self._sessions = SessionManager(allocator, tree, page_size=PAGE_SIZE)
         num_rows = num_sessions * (NUM_DRAFTS + 1)
         limits = SchedulerLimits(num_rows, num_sessions, max_gap_ms=20.0)
-        self._scheduler = Scheduler(self._sessions, limits, LinearCostModel(2.0, 0.1, 0.1, 0.0001))
+        self._scheduler = Scheduler(self._sessions, limits, _COSTS)
         self._batches = BatchBuilder(
             num_rows, num_sessions, pages_per_session, PAGE_SIZE, torch.device("cpu")
         )
         for arrival in range(num_sessions):
             self._scheduler.add(self._decoding_entry(arrival))
 
-    def plan(self) -> Plan:
+    def plan(self, now_ns: int) -> Plan:
         """Who computes what."""
-        return self._scheduler.plan()
+        return self._scheduler.plan(now_ns)
 
     def batch(self, plan: Plan) -> None:
         """Lay the planned rows out as the engine does."""
@@ -132,7 +132,7 @@ def measure(
     parts_ns = []
     for _ in range(num_steps):
         started_ns = clock_ns()
-        plan = bench.plan()
+        plan = bench.plan(started_ns)
         planned_ns = clock_ns()
         bench.batch(plan)
         batched_ns = clock_ns()

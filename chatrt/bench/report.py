@@ -56,7 +56,8 @@ def sessions_report(
     if per_session:
         ordered = sorted(samples, key=lambda s: (s.session_index, s.turn_index))
         parts += [_turns_table(ordered), _turn_stages_table(ordered)]
-    parts.extend(Text(line, style="red") for line in _failure_lines(figures))
+    failures = failure_lines(figures.failures, figures.failed, figures.not_run, figures.turns)
+    parts.extend(Text(line, style="red") for line in failures)
     parts.extend(Text(line, style="dim") for line in (*notes, *_DEFINITIONS))
     return Group(*parts)
 
@@ -65,7 +66,7 @@ def bookkeeping_report(
     figures: Mapping[int, BookkeepingFigures], bars_us: Mapping[int, float]
 ) -> RenderableType:
     """The table of `bench bookkeeping`."""
-    table = _table("Bookkeeping of one step (µs, medians; model stubbed)")
+    table = new_table("Bookkeeping of one step (µs, medians; model stubbed)")
     for name in ("sessions", "plan", "batch", "commit", "together", "at most"):
         table.add_column(name, justify="right")
     for num_sessions, one in figures.items():
@@ -80,7 +81,8 @@ def bookkeeping_report(
     return table
 
 
-def _table(title: str, *, padding: tuple[int, int] = (0, 1)) -> Table:
+def new_table(title: str, *, padding: tuple[int, int] = (0, 1)) -> Table:
+    """An empty table as all measurements have them."""
     return Table(
         title=title,
         title_justify="left",
@@ -92,7 +94,7 @@ def _table(title: str, *, padding: tuple[int, int] = (0, 1)) -> Table:
 
 
 def _ttft_table(figures: SessionFigures) -> Table:
-    table = _table("Time to first token (ms)")
+    table = new_table("Time to first token (ms)")
     table.add_column("turns")
     for name in ("n", "p50", "p95", "p99", "max", "server p50", "cached"):
         table.add_column(name, justify="right")
@@ -100,47 +102,49 @@ def _ttft_table(figures: SessionFigures) -> Table:
         cached = figures.cached_fraction[kind]
         table.add_row(
             kind,
-            *_cells(ttft),
-            _ms(figures.server_ttft_ms[kind].p50),
+            *distribution_cells(ttft),
+            milliseconds(figures.server_ttft_ms[kind].p50),
             NO_VALUE if cached is None else f"{cached:.1%}",
         )
     return table
 
 
 def _tokens_table(figures: SessionFigures) -> Table:
-    table = _table("Stream (ms)")
+    table = new_table("Stream (ms)")
     table.add_column("")
     for name in ("n", "p50", "p95", "p99", "max"):
         table.add_column(name, justify="right")
-    table.add_row("TPOT", *_cells(figures.tpot_ms))
-    table.add_row("chunk gap", *_cells(figures.gap_ms))
-    table.add_row("client TTFT - server TTFT", *_cells(figures.client_minus_server_ms))
+    table.add_row("TPOT", *distribution_cells(figures.tpot_ms))
+    table.add_row("chunk gap", *distribution_cells(figures.gap_ms))
+    table.add_row("client TTFT - server TTFT", *distribution_cells(figures.client_minus_server_ms))
     return table
 
 
 def _history_table(figures: SessionFigures) -> Table:
-    table = _table("TTFT of follow-ups by history (ms)")
+    table = new_table("TTFT of follow-ups by history (ms)")
     table.add_column("history tokens", justify="right")
     for name in ("n", "p50", "p95", "p99", "max"):
         table.add_column(name, justify="right")
     for bucket in figures.ttft_by_history_tokens:
-        table.add_row(f"{bucket.from_tokens} to {bucket.to_tokens - 1}", *_cells(bucket.ttft_ms))
+        table.add_row(
+            f"{bucket.from_tokens} to {bucket.to_tokens - 1}", *distribution_cells(bucket.ttft_ms)
+        )
     return table
 
 
 def _stages_table(figures: SessionFigures) -> Table:
-    table = _table("Stages of the server's TTFT (ms, medians)")
+    table = new_table("Stages of the server's TTFT (ms, medians)")
     table.add_column("turns")
     names = dict.fromkeys(name for stages in figures.stages_ms.values() for name in stages)
     for name in names:
-        table.add_column(_stage(name), justify="right")
+        table.add_column(stage_name(name), justify="right")
     for kind, stages in figures.stages_ms.items():
-        table.add_row(kind, *(_ms(stages.get(name)) for name in names))
+        table.add_row(kind, *(milliseconds(stages.get(name)) for name in names))
     return table
 
 
 def _turns_table(samples: Sequence[TurnSample]) -> Table:
-    table = _table("Turns, as session.turn (ms)", padding=_NARROW)
+    table = new_table("Turns, as session.turn (ms)", padding=_NARROW)
     counts = ("history", "input", "cached", "ahead")
     for heading in (*_TURN, *counts, "TTFT", "server", "TPOT", "gap p50", "gap max"):
         table.add_column(heading, justify="left" if heading == "kind" else "right", no_wrap=True)
@@ -152,11 +156,11 @@ def _turns_table(samples: Sequence[TurnSample]) -> Table:
             str(sample.input_tokens),
             str(sample.cached_tokens),
             str(sample.typed_ahead_tokens),
-            _ms(sample.ttft_ms),
-            _ms(sample.server_ttft_ms),
-            _ms(sample.tpot_ms),
-            _ms(statistics.median(gaps) if gaps else None),
-            _ms(max(gaps, default=None)),
+            milliseconds(sample.ttft_ms),
+            milliseconds(sample.server_ttft_ms),
+            milliseconds(sample.tpot_ms),
+            milliseconds(statistics.median(gaps) if gaps else None),
+            milliseconds(max(gaps, default=None)),
             style="red" if sample.error else "",
         )
     return table
@@ -164,11 +168,11 @@ def _turns_table(samples: Sequence[TurnSample]) -> Table:
 
 def _turn_stages_table(samples: Sequence[TurnSample]) -> Table:
     names = dict.fromkeys(name for sample in samples for name in sample.stages_ms)
-    table = _table("Stages of the server's TTFT, turn by turn (ms)", padding=_NARROW)
-    for heading in (*_TURN, *map(_stage, names)):
+    table = new_table("Stages of the server's TTFT, turn by turn (ms)", padding=_NARROW)
+    for heading in (*_TURN, *map(stage_name, names)):
         table.add_column(heading, justify="left" if heading == "kind" else "right", no_wrap=True)
     for sample in samples:
-        stages = (_ms(sample.stages_ms.get(name)) for name in names)
+        stages = (milliseconds(sample.stages_ms.get(name)) for name in names)
         table.add_row(*_turn_cells(sample), *stages, style="red" if sample.error else "")
     return table
 
@@ -177,32 +181,34 @@ def _turn_cells(sample: TurnSample) -> tuple[str, str]:
     return f"{sample.session_index}.{sample.turn_index}", sample.kind
 
 
-def _failure_lines(figures: SessionFigures) -> list[str]:
-    lines = [f"{count} × {what}" for what, count in figures.failures.items()]
-    if figures.failed or figures.not_run:
-        planned = figures.turns + figures.failed + figures.not_run
-        lines.insert(
-            0, f"{figures.failed} of {planned} turns failed, {figures.not_run} were not run"
-        )
+def failure_lines(failures: Mapping[str, int], failed: int, not_run: int, turns: int) -> list[str]:
+    """What failed, of how many: `turns` ended well. No line if nothing did."""
+    lines = [f"{count} × {what}" for what, count in failures.items()]
+    if failed or not_run:
+        planned = turns + failed + not_run
+        lines.insert(0, f"{failed} of {planned} turns failed, {not_run} were not run")
     return lines
 
 
-def _cells(values: Distribution) -> list[str | Text]:
+def distribution_cells(values: Distribution) -> list[str | Text]:
+    """n, p50, p95, p99, max."""
     greyed = "dim" if values.n < P99_NEEDS else ""
     return [
         str(values.n),
-        _ms(values.p50),
-        _ms(values.p95),
-        Text(_ms(values.p99), style=greyed),
-        _ms(values.max),
+        milliseconds(values.p50),
+        milliseconds(values.p95),
+        Text(milliseconds(values.p99), style=greyed),
+        milliseconds(values.max),
     ]
 
 
-def _stage(name: str) -> str:
+def stage_name(name: str) -> str:
+    """`first_sample_ms` in words."""
     return name.removesuffix("_ms").replace("_", " ")
 
 
-def _ms(value: float | None) -> str:
+def milliseconds(value: float | None) -> str:
+    """`4.21`, `42.1`, `4210`, or a dash for None."""
     if value is None:
         return NO_VALUE
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"

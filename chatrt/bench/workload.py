@@ -110,18 +110,18 @@ def generate(workload: Workload, seed: int) -> tuple[PlannedSession, ...]:
 def generate_session(workload: Workload, seed: int, index: int) -> PlannedSession:
     """The session with this index, which may lie beyond `num_sessions` (a warm-up's does)."""
     random = Random(f"{seed}/{index}")
-    system = _sentence(random, workload.system_tokens)
+    system = sentence(random, workload.system_tokens.draw(random))
     turns = tuple(_turn(random, workload, is_first=not turn) for turn in range(workload.num_turns))
     fork = _turn(random, workload, is_first=False) if workload.forks else None
     return PlannedSession(f"{index}: {system}", turns, fork)
 
 
+def sentence(random: Random, num_words: int) -> str:
+    """So many everyday words in no order; most vocabularies hold each as one token."""
+    return " ".join(random.choices(_WORDS, k=num_words)).capitalize() + "."
+
+
 def _turn(random: Random, workload: Workload, *, is_first: bool) -> PlannedTurn:
-    text = _sentence(random, workload.input_tokens)
+    text = sentence(random, workload.input_tokens.draw(random))
     think_ms = workload.think_ms.draw(random)
     return PlannedTurn(text, 0 if is_first else think_ms)
-
-
-def _sentence(random: Random, length: Length) -> str:
-    words = random.choices(_WORDS, k=length.draw(random))
-    return " ".join(words).capitalize() + "."

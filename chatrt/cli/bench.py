@@ -7,28 +7,38 @@ measured. Invariant: the last line of stdout is one JSON document, also after Ct
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chatrt.cli import bench_quality, bench_speculation, bench_step, common
+from chatrt.cli import bench_histories, bench_quality, bench_speculation, bench_stall, bench_step
 from chatrt.cli.bench_output import (
     EXIT_INTERRUPTED,
+    CompareOption,
     JsonOption,
+    PlotOption,
     SaveOption,
     changed_settings,
     counting_bar,
-    device_of,
+    draw,
+    require_plots,
     show,
+    show_comparison,
 )
-from chatrt.errors import InvalidValue
+from chatrt.cli.bench_server import (
+    ApiKeyFileOption,
+    ModelOption,
+    UrlOption,
+    choose_server,
+    measured_server,
+    model_of,
+    where_text,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from rich.console import RenderableType
 
@@ -36,8 +46,6 @@ if TYPE_CHECKING:
     from chatrt.bench.sessions import TurnOptions, TurnSample
     from chatrt.bench.workload import Workload
     from chatrt.launch import Endpoint
-    from chatrt.paths import Paths
-    from chatrt.settings import Resolved
 
 bench = typer.Typer(
     name="bench",
@@ -70,28 +78,28 @@ def sessions(
     warm_up: Annotated[
         bool, typer.Option("--warm-up/--no-warm-up", help="One unmeasured conversation first.")
     ] = True,
-    url: Annotated[
-        str | None, typer.Option(help="A running server; default: a fresh one, ended afterwards.")
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the key for --url; default: the generated one.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Model of the fresh server.")
-    ] = None,
+    url: UrlOption = None,
+    api_key_file: ApiKeyFileOption = None,
+    model: ModelOption = None,
     per_session: Annotated[bool, typer.Option("--per-session", help="List every turn.")] = False,
+    compare: CompareOption = None,
+    plot: PlotOption = None,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
     """Time to first token and the stream's evenness, in conversations over the socket.
 
     A fresh server takes its settings from CHATRT_* variables and config.toml, as `chatrt serve`.
+    How a follow-up depends on the length of its history: `chatrt bench histories`.
     """
+    if compare is not None:
+        show_comparison("sessions", *compare, as_json=json, save=save)
+        return
     from chatrt.bench.sessions import TurnOptions
     from chatrt.bench.workload import Length, Workload
 
-    if url is not None and model is not None:
-        raise InvalidValue("--url and --model exclude each other: a server has its model already")
+    choice = choose_server(url, api_key_file, model)
+    require_plots(plot)
     workload = Workload(
         num_sessions=sessions,
         num_turns=turns,
@@ -101,14 +109,12 @@ def sessions(
         forks=fork,
     )
     run = _SessionsRun(workload, TurnOptions(max_output_tokens, seed), warm_up=warm_up)
-    paths = common.find_paths()
-    flags = {"api_key_file": api_key_file, "model": model}
-    resolved = common.load_settings(paths, flags)
-    with _server(url, resolved, paths) as (endpoint, device):
-        document = run.play(endpoint, device)
-    if url is None:
-        document["settings"]["server"] = changed_settings(resolved)
+    with measured_server(choice) as server:
+        document = run.play(server.endpoint, server.device)
+    if choice.is_own:
+        document["settings"]["server"] = changed_settings(choice.resolved)
     show(run.report(document, per_session=per_session), document, as_json=json, save=save)
+    draw(plot, document)
     if run.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -182,14 +188,8 @@ class _SessionsRun:
         from chatrt.bench.report import sessions_report
 
         workload = self._workload
-        device = document["device"]
-        where = (
-            f"{device}, {document['num_threads']} threads"
-            if device
-            else "a device that is not known"
-        )
         notes = [
-            f"{self._model or 'unknown model'} on {where}; {workload.num_sessions} sessions × "
+            f"{where_text(document)}; {workload.num_sessions} sessions × "
             f"{workload.num_turns} turns at once, seed {self._options.seed}",
             f"{document['warm_up']['turns']} turns of warm-up are left out.",
         ]
@@ -199,10 +199,8 @@ class _SessionsRun:
 
     async def _play(self, endpoint: Endpoint, on_sample: Callable[[TurnSample], None]) -> None:
         from chatrt.bench.sessions import run_sessions
-        from chatrt.client import HttpRoutes
 
-        models = await HttpRoutes(endpoint.url, api_key=endpoint.api_key).models()
-        self._model = str(models[0].get("id")) if models else None
+        self._model = (await model_of(endpoint)).get("id")
         await run_sessions(
             endpoint.url,
             self._planned,
@@ -232,35 +230,11 @@ class _SessionsRun:
         }
 
 
-@contextlib.contextmanager
-def _server(
-    url: str | None, resolved: Resolved, paths: Paths
-) -> Iterator[tuple[Endpoint, Device | None]]:
-    """The server to measure, and where its model runs if that is known."""
-    settings = resolved.settings
-    if url is not None:
-        yield common.remote_endpoint(url, settings, paths), None
-        return
-    from chatrt.bench.own_server import own_server
-
-    model = settings.model
-    with contextlib.ExitStack() as stack:
-        with common.waiting() as report:
-            endpoint = stack.enter_context(
-                own_server(
-                    model,
-                    settings,
-                    paths,
-                    report=report,
-                    served_name=common.served_name(model, paths),
-                )
-            )
-        yield endpoint, device_of(resolved)
-
-
 def register(app: typer.Typer) -> None:
     """Adds the group of commands."""
     bench_step.register(bench)
     bench_speculation.register(bench)
     bench_quality.register(bench)
+    bench_histories.register(bench)
+    bench_stall.register(bench)
     app.add_typer(bench)

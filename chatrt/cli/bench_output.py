@@ -28,6 +28,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the JSON documen
 SaveOption = Annotated[
     Path | None, typer.Option(help="Write the JSON document to this file.", dir_okay=False)
 ]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option(help="Draw plots into this folder, as PNG and SVG.", file_okay=False),
+]
+CompareOption = Annotated[
+    tuple[Path, Path] | None, typer.Option(help="Measure nothing: hold two saved documents.")
+]
 
 
 def show(
@@ -50,6 +57,44 @@ def show(
     # Last, so that a file that cannot be written costs nothing that was measured.
     if save is not None:
         save.write_text(line + "\n", encoding="utf-8")
+
+
+def require_plots(folder: Path | None) -> None:
+    """Raise InvalidValue if plots are asked for that cannot be drawn: before anything is run."""
+    if folder is not None:
+        from chatrt.bench.plots import require_matplotlib
+
+        require_matplotlib()
+
+
+def draw(folder: Path | None, document: dict[str, Any]) -> None:
+    """Draw a document's plots and say on stderr where they are; nothing without a folder."""
+    if folder is None:
+        return
+    from chatrt.bench.plots import draw_document
+
+    for path in draw_document(document, folder):
+        typer.echo(f"drawn: {path}", err=True)
+
+
+def show_comparison(benchmark: str, a: Path, b: Path, *, as_json: bool, save: Path | None) -> None:
+    """Show two saved documents of one measurement side by side.
+
+    Raises:
+        InvalidValue: A file is not such a document.
+    """
+    from chatrt.bench.comparison import compare_documents, comparison_report, read_document
+
+    documents = [read_document(path, benchmark) for path in (a, b)]
+    entries = compare_documents(*documents)
+    document = {
+        "benchmark": f"{benchmark} comparison",
+        "a": str(a),
+        "b": str(b),
+        "entries": entries,
+    }
+    notes = (f"a is {a}, b is {b}. Figures of different runs differ by the machine's noise too.",)
+    show(comparison_report(entries, notes), document, as_json=as_json, save=save)
 
 
 @contextlib.contextmanager

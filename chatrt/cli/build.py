@@ -16,6 +16,7 @@ from chatrt.batch import BatchBuilder
 from chatrt.cli.drafts import describe_drafts, find_draft, make_drafter
 from chatrt.cli.executor import find_executor
 from chatrt.cli.machine import memory_plan
+from chatrt.cost_model import LinearCostModel
 from chatrt.depth import DepthController, StepCosts
 from chatrt.engine import Engine, EngineLimits, Target
 from chatrt.engine.costs import measure_costs, measure_rows
@@ -30,9 +31,9 @@ from chatrt.models.quantize import load_quantization
 from chatrt.pages import PageAllocator
 from chatrt.params import SamplingParams
 from chatrt.prefix import PrefixTree
-from chatrt.scheduler import LinearCostModel, Scheduler, SchedulerLimits
+from chatrt.scheduler import Scheduler, SchedulerLimits
 from chatrt.service import ChatService, ServiceSettings
-from chatrt.session import SessionManager
+from chatrt.session_manager import SessionManager
 from chatrt.store import Store
 from chatrt.text.tokenizer import Tokenizer
 from chatrt.turn import FinishedEvent, TurnKind, TurnRequest
@@ -44,18 +45,20 @@ if TYPE_CHECKING:
 
     import torch
 
+    from chatrt.archive import Archive
     from chatrt.cli.executor import Executor
+    from chatrt.cost_model import CostModel
     from chatrt.drafter import Drafter
     from chatrt.models.config import ModelConfig
     from chatrt.models.files import ModelFiles
     from chatrt.paths import Paths
-    from chatrt.scheduler import CostModel
     from chatrt.settings import Resolved, Settings
     from chatrt_kernels.ops import Ops
 
 _log = logging.getLogger(__name__)
 
 _WARM_UP_TOKENS = 32
+_RESUME_WINDOW_S = 60.0
 _SEED_BITS = 53  # a client in JavaScript can repeat the seed that it is told
 
 
@@ -64,6 +67,8 @@ class Runtime:
     """An engine with what describes it; `ops` executes the `target` that the engine runs.
 
     `step_costs` are what depth control started from; None without a drafter, or if not warm.
+    `paired_kv` is the cache of what drafts, if its rows are written with the target's;
+    `fingerprint` tells by which weights both are.
     """
 
     engine: Engine
@@ -75,6 +80,8 @@ class Runtime:
     sampling: SamplingParams
     kv_bytes: Mapping[str, int]
     step_costs: StepCosts | None
+    paired_kv: KVCache | None
+    fingerprint: str
 
 
 def build_runtime(
@@ -109,7 +116,7 @@ def build_runtime(
     max_context = min(memory.max_context, memory.num_tokens)
     target = _target(settings, model, executor, tokenizer, memory)
     drafter = make_drafter(settings, draft, target, executor)
-    # A turn that runs alone has no stream beside it that a chunk could hold up.
+    # A turn that runs alone has no stream beside it that a chunk could hold up, and nobody arrives.
     costs: CostModel = LinearCostModel(fixed_ms=0.0, decode_row_ms=0.0, prefill_row_ms=0.0)
     depth = None
     if warm:
@@ -129,6 +136,8 @@ def build_runtime(
         sampling=sampling_defaults(resolved, files.name, model),
         kv_bytes=memory.kv_bytes_by_owner,
         step_costs=depth.costs if depth is not None else None,
+        paired_kv=drafter.kv if drafter is not None and drafter.paired else None,
+        fingerprint=f"{model.fingerprint} {draft.fingerprint}",
     )
 
 
@@ -173,7 +182,11 @@ def sampling_defaults(resolved: Resolved, name: str, model: Model) -> SamplingPa
 
 
 def build_service(
-    runtime: Runtime, host: EngineHost, settings: Settings, database: Path | None
+    runtime: Runtime,
+    host: EngineHost,
+    settings: Settings,
+    database: Path | None,
+    archive: Archive | None = None,
 ) -> ChatService:
     """The service over a started host.
 
@@ -191,8 +204,10 @@ def build_service(
             max_output_tokens=settings.max_output_tokens,
             max_input_tokens=settings.max_input_tokens,
             share_prefixes=settings.share_prefixes == "global",
+            resume_window_s=max(_RESUME_WINDOW_S, settings.disconnect_grace_s),
             model_aliases=frozenset({settings.model}),
         ),
+        archive=archive,
     )
 
 

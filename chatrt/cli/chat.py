@@ -13,7 +13,9 @@ import typer
 
 from chatrt.cli import common
 from chatrt.launch import attach_or_start, find_server
+from chatrt.settings import describe
 
+_TYPING_AHEAD = describe()["typing_ahead"].doc
 _SCHEMES = ("ws://", "wss://", "http://", "https://")
 
 
@@ -29,6 +31,13 @@ def chat(
         str | None,
         typer.Option(help="A server started here ends this long after its last client. [30m]"),
     ] = None,
+    typing_ahead: Annotated[
+        bool | None,
+        typer.Option(
+            "--typing-ahead/--no-typing-ahead",
+            help=f"{_TYPING_AHEAD[0].upper()}{_TYPING_AHEAD[1:]}. [on]",
+        ),
+    ] = None,
     inline: Annotated[bool, typer.Option("--inline", help="Keep the shell visible.")] = False,
 ) -> None:
     """Chat in the terminal.
@@ -36,7 +45,11 @@ def chat(
     A server is started in the background if none runs; its log is in the state folder.
     """
     paths = common.find_paths()
-    flags = {"api_key_file": api_key_file, "idle_exit_s": idle_exit}
+    flags = {
+        "api_key_file": api_key_file,
+        "idle_exit_s": idle_exit,
+        "typing_ahead": typing_ahead,
+    }
     settings = common.load_settings(paths, flags).settings
     common.require_terminal()
     if target is not None and target.startswith(_SCHEMES):
@@ -48,7 +61,7 @@ def chat(
     # The terminal client is a package of its own, and only this command needs it.
     from chatrt_tui.main import run
 
-    run(endpoint.url, endpoint.api_key, inline=inline)
+    run(endpoint.url, endpoint.api_key, inline=inline, typing_ahead=settings.typing_ahead)
     if find_server(paths) is not None:
         typer.echo("The server keeps running for a while; `chatrt stop` ends it.", err=True)
 

@@ -7,6 +7,7 @@ tokens; anything else is refused by name, except by `auto`, which goes on with n
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -55,6 +56,16 @@ class Draft:
     def first_rows(self) -> torch.Tensor | None:
         """Rows of the target's head that are wanted together, int64, most frequent first."""
         return None if self.head is None else self.head.token_ids.to(torch.int64)
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells a head's keys and values from another's; empty without a head."""
+        if self.head is None:
+            return ""
+        digest = hashlib.sha256()
+        for _, tensor in sorted(self.head.tensors.items()):
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:32]
 
     def configs(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """Whose keys and values share the target's pages."""

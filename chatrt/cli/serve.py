@@ -35,6 +35,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 # How soon the network's thread gets the interpreter back from the engine's between two bytecodes.
 _SWITCH_INTERVAL_S = 0.0005
+_CLOSE_S = 5.0  # for pages that are not on disk yet when the server ends
 _SETTINGS, _DEFAULTS = describe(), Settings()
 
 
@@ -62,6 +63,9 @@ def serve(
         float | None, typer.Option(help=_help("kv_memory_fraction"))
     ] = None,
     kv_memory_bytes: Annotated[str | None, typer.Option(help=_help("kv_memory_bytes"))] = None,
+    host_kv_bytes: Annotated[str | None, typer.Option(help=_help("host_kv_bytes"))] = None,
+    disk_kv_bytes: Annotated[str | None, typer.Option(help=_help("disk_kv_bytes"))] = None,
+    kv_dir: Annotated[Path | None, typer.Option(help=_help("kv_dir"))] = None,
     page_size: Annotated[int | None, typer.Option(help=_help("page_size"))] = None,
     max_context: Annotated[int | None, typer.Option(help=_help("max_context"))] = None,
     max_num_batched_tokens: Annotated[
@@ -169,6 +173,7 @@ async def _load_and_run(
 ) -> None:
     """Make the service ready, and take it down again when the server has ended."""
     from chatrt.cli.build import build_runtime, build_service
+    from chatrt.cli.kv_archive import open_archive
     from chatrt.host import EngineHost
 
     settings = resolved.settings
@@ -176,8 +181,9 @@ async def _load_and_run(
     runtime = await _in_daemon_thread(lambda: build_runtime(files, resolved, paths, report))
     host = EngineHost(runtime.engine)
     host.start()
+    archive = await asyncio.to_thread(open_archive, runtime, host, settings, paths)
     database = paths.database if settings.store else None
-    built = build_service(runtime, host, settings, database)
+    built = build_service(runtime, host, settings, database, archive)
     try:
         service.begin(built)
         report(f"ready: {runtime.model_name}, up to {runtime.max_context:,} tokens")
@@ -185,6 +191,8 @@ async def _load_and_run(
     finally:
         await host.stop()
         await built.close()
+        if archive is not None:
+            await asyncio.to_thread(archive.close, _CLOSE_S)
 
 
 async def _in_daemon_thread(function: Callable[[], T]) -> T:

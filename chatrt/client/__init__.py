@@ -10,6 +10,7 @@ from chatrt.client.connection import Answer, ChatClient
 from chatrt.client.http import HttpRoutes
 from chatrt.client.messages import ClientEvent, ResponseRequest, TurnResult
 from chatrt.client.thread import ClientThread
+from chatrt.client.typed_ahead import TypedAhead
 
 __all__ = [
     "Answer",
@@ -19,4 +20,5 @@ __all__ = [
     "HttpRoutes",
     "ResponseRequest",
     "TurnResult",
+    "TypedAhead",
 ]

@@ -1,6 +1,6 @@
 """One WebSocket to the server: several answers at once, each an async iterator of stamped events.
 
-Knows: the handshake, lanes, which event belongs to which answer, the client's verbs.
+Knows: lanes, which event belongs to which answer, the client's verbs.
 Does not know: threads, reconnecting, how an answer is shown.
 Invariant: every answer has a lane of its own while it runs (a `stream_id` is always sent), so an
 event with a `stream_id` belongs to the one answer on that lane, and an event without one answers
@@ -12,21 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import (
-    ConnectionClosed,
-    InvalidHandshake,
-    InvalidMessage,
-    InvalidStatus,
-    WebSocketException,
-)
-from websockets.frames import DATA_OPCODES, Frame
+from websockets.exceptions import ConnectionClosed
 
-from chatrt.client.http import HttpRoutes, is_loopback, websocket_url
+from chatrt.client.http import HttpRoutes, websocket_url
 from chatrt.client.messages import (
     TERMINAL_TYPES,
     ClientEvent,
@@ -35,38 +26,17 @@ from chatrt.client.messages import (
     TurnResult,
     error_from_wire,
 )
-from chatrt.errors import CallerError, ChatrtError, ServerUnavailable
+from chatrt.client.sockets import StampedConnection, lost_error, open_socket
+from chatrt.client.typed_ahead import TypedAhead, is_of_partial
+from chatrt.errors import ChatrtError, ServerUnavailable
 
 if TYPE_CHECKING:
     import ssl as ssl_module
     from collections.abc import Mapping
     from types import TracebackType
 
-    from websockets.protocol import Event
-
 MAX_ACTIVE_LANES = 16
-_MAX_FRAME_BYTES = 64 * 1024 * 1024  # a terminal event repeats the whole answer
-_OPEN_TIMEOUT_S = 5.0
-_CLOSE_TIMEOUT_S = 1.0
 _REPLY_TIMEOUT_S = 10.0
-
-
-class _StampedConnection(ClientConnection):
-    """Keeps, for each message, the time at which its last bytes were read from the socket."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.stamps_ns: deque[int] = deque()
-        self._read_ns = 0
-
-    def data_received(self, data: bytes) -> None:
-        self._read_ns = time.perf_counter_ns()
-        super().data_received(data)
-
-    def process_event(self, event: Event) -> None:
-        if isinstance(event, Frame) and event.opcode in DATA_OPCODES and event.fin:
-            self.stamps_ns.append(self._read_ns)
-        super().process_event(event)
 
 
 class Answer:
@@ -76,9 +46,15 @@ class Answer:
     connection is lost. `sent_ns` was stamped just before the request was written.
     """
 
-    def __init__(self, client: ChatClient, lane: str, start_ns: int | None) -> None:
+    def __init__(
+        self,
+        client: ChatClient,
+        lane: str,
+        start_ns: int | None,
+        recorder: TurnRecorder | None = None,
+    ) -> None:
         self.sent_ns = time.perf_counter_ns()
-        self.recorder = TurnRecorder(self.sent_ns if start_ns is None else start_ns)
+        self.recorder = recorder or TurnRecorder(self.sent_ns if start_ns is None else start_ns)
         self._client = client
         self._lane = lane
         self._queue: asyncio.Queue[ClientEvent | ChatrtError] = asyncio.Queue()
@@ -88,6 +64,11 @@ class Answer:
     def response_id(self) -> str | None:
         """The response's id, None until its first event was read."""
         return self.recorder.response_id
+
+    @property
+    def last_sequence_number(self) -> int | None:
+        """The number of the last event that arrived, iterated or not; None before the first."""
+        return self.recorder.last_sequence_number
 
     def __aiter__(self) -> Self:
         return self
@@ -133,10 +114,11 @@ class ChatClient:
     At most 16 answers run at once; a further `send` waits for a lane.
     """
 
-    def __init__(self, websocket: _StampedConnection, http: HttpRoutes) -> None:
+    def __init__(self, websocket: StampedConnection, http: HttpRoutes) -> None:
         self.http = http
         self._websocket = websocket
         self._answers: dict[str, Answer] = {}
+        self._typed: dict[str, TypedAhead] = {}
         self._free_lanes: asyncio.LifoQueue[str] = asyncio.LifoQueue()
         for index in reversed(range(MAX_ACTIVE_LANES)):
             self._free_lanes.put_nowait(f"lane-{index}")
@@ -156,11 +138,39 @@ class ChatClient:
             CallerError: The server refuses the key or the origin, code `invalid_api_key`.
         """
         address = websocket_url(url)
-        websocket = await _open(address, api_key, ssl)
+        websocket = await open_socket(address, api_key, ssl)
         return cls(websocket, HttpRoutes(url, api_key=api_key, ssl=ssl))
 
-    async def send(self, request: ResponseRequest, *, start_ns: int | None = None) -> Answer:
-        """Send `request` on a free lane.
+    async def type_ahead(
+        self, request: ResponseRequest, typed: TypedAhead | None = None
+    ) -> TypedAhead:
+        """Send `request` as a half-typed prompt, to be prefilled while its rest is typed.
+
+        The first one takes a free lane; later ones go out behind it, on `typed`, and supersede it.
+        What becomes of it shows in no answer: refusals are logged.
+
+        Raises:
+            ServerUnavailable: The connection is gone.
+        """
+        self._check_open()
+        if typed is None or self._kept_lane(typed) is None:
+            typed = TypedAhead(await self._free_lanes.get())
+            self._typed[typed.lane] = typed
+        try:
+            await self._write(typed.message(request))
+        except (ChatrtError, asyncio.CancelledError):
+            self._free(typed.lane)
+            raise
+        return typed
+
+    async def send(
+        self,
+        request: ResponseRequest,
+        *,
+        start_ns: int | None = None,
+        typed: TypedAhead | None = None,
+    ) -> Answer:
+        """Send `request` on a free lane, or on that of `typed`, what was typed of it ahead.
 
         `start_ns` moves the start of the turn, from which TTFT counts, to before this call.
 
@@ -168,11 +178,41 @@ class ChatClient:
             ServerUnavailable: The connection is gone.
         """
         self._check_open()
-        lane = await self._free_lanes.get()
+        lane = self._kept_lane(typed) or await self._free_lanes.get()
         answer = Answer(self, lane, start_ns)
         self._answers[lane] = answer
         try:
             await self._write(request.to_message(lane))
+        except ChatrtError:
+            self._free(lane)
+            raise
+        return answer
+
+    async def resume(
+        self, response_id: str, *, after: int | None, recorder: TurnRecorder | None = None
+    ) -> Answer:
+        """Go on with a response that another connection began, behind its event number `after`.
+
+        `recorder` is the one of the part before: text and figures go on in it. Without one the
+        figures begin now. `after` None gives all events. Resume before you subscribe to the
+        conversation, which would send the whole answer.
+
+        Raises:
+            ServerUnavailable: The connection is gone.
+
+        Iterating raises `NotFound` if the server does not hold the response any more, and
+        `InvalidValue` if nothing can follow `after`.
+        """
+        self._check_open()
+        lane = await self._free_lanes.get()
+        answer = Answer(self, lane, None, recorder)
+        answer.recorder.response_id = response_id
+        self._answers[lane] = answer
+        message = {"type": "chatrt.resume", "response_id": response_id, "stream_id": lane}
+        try:
+            await self._write(
+                message if after is None else {**message, "after_sequence_number": after}
+            )
         except ChatrtError:
             self._free(lane)
             raise
@@ -219,6 +259,11 @@ class ChatClient:
             {"type": "chatrt.conversation.update", "id": conversation_id, "title": title}
         )
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is gone."""
+        return self._lost is not None
+
     async def wait_lost(self) -> ChatrtError:
         """Wait until the connection is gone, and say why."""
         await asyncio.wait([self._reader])
@@ -250,7 +295,7 @@ class ChatClient:
         try:
             await self._websocket.send(msgspec.json.encode(message).decode())
         except ConnectionClosed as closed:
-            raise _lost_error(closed) from closed
+            raise lost_error(closed) from closed
 
     async def _request(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a connection-level request and wait for its reply; one is outstanding at a time."""
@@ -274,11 +319,13 @@ class ChatClient:
                 frame = await self._websocket.recv()
                 self._route(frame, self._websocket.stamps_ns.popleft())
         except ConnectionClosed as closed:
-            lost = _lost_error(closed)
+            lost = lost_error(closed)
         except msgspec.DecodeError as error:
             lost = ServerUnavailable(f"the server sent a frame that is not JSON: {error}")
             await self._websocket.close(1002)
         self._lost = lost
+        for typed in self._typed.values():
+            typed.lose()
         for lane in list(self._answers):
             self._answers[lane]._deliver(lost)
             self._free(lane)
@@ -297,9 +344,11 @@ class ChatClient:
         if lane is None:
             self._answer_request(kind, data, error)
             return
-        answer = self._answers.get(str(lane))
-        if answer is None:
-            return  # its answer has ended: a cancel that came too late
+        answer, typed = self._answers.get(str(lane)), self._typed.get(str(lane))
+        if answer is None or is_of_partial(data):
+            if typed is not None:
+                typed.take(kind, error)
+            return  # else its answer has ended: a cancel that came too late
         answer._deliver(error or ClientEvent(kind, data, received_ns))
         if error is not None or kind in TERMINAL_TYPES:
             self._free(str(lane))
@@ -312,51 +361,13 @@ class ChatClient:
         elif kind.startswith("chatrt."):
             self._reply.set_result(data)
 
+    def _kept_lane(self, typed: TypedAhead | None) -> str | None:
+        """The lane of `typed`, None once its question was sent or the connection was lost."""
+        if typed is None or typed.lane in self._answers or self._typed.get(typed.lane) is not typed:
+            return None
+        return typed.lane
+
     def _free(self, lane: str) -> None:
-        if self._answers.pop(lane, None) is not None:
+        answer, typed = self._answers.pop(lane, None), self._typed.pop(lane, None)
+        if answer is not None or typed is not None:
             self._free_lanes.put_nowait(lane)
-
-
-async def _open(
-    address: str, api_key: str | None, ssl: ssl_module.SSLContext | None
-) -> _StampedConnection:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
-    tls = (ssl or True) if address.startswith("wss:") else None
-    try:
-        websocket = await connect(
-            address,
-            additional_headers=headers,
-            compression=None,
-            max_size=_MAX_FRAME_BYTES,
-            open_timeout=_OPEN_TIMEOUT_S,
-            close_timeout=_CLOSE_TIMEOUT_S,
-            # A proxy of the environment is never asked for this machine's own server.
-            proxy=None if is_loopback(address) else True,
-            create_connection=_StampedConnection,
-            ssl=tls,
-        )
-    except InvalidStatus as refused:
-        status = refused.response.status_code
-        if status in (401, 403):
-            raise CallerError(
-                f"the server at {address} refuses this API key (HTTP status {status})",
-                code="invalid_api_key",
-            ) from refused
-        raise ServerUnavailable(
-            f"the server at {address} does not accept the connection (HTTP status {status})"
-        ) from refused
-    except InvalidMessage as error:
-        raise ServerUnavailable(f"what answers at {address} is not a chat server") from error
-    except ConnectionRefusedError as error:
-        raise ServerUnavailable(f"no server answers at {address}") from error
-    except (InvalidHandshake, WebSocketException, OSError, EOFError) as error:
-        raise ServerUnavailable(f"no server answers at {address}: {error}") from error
-    return cast("_StampedConnection", websocket)
-
-
-def _lost_error(closed: ConnectionClosed) -> ServerUnavailable:
-    received = closed.rcvd
-    if received is None:
-        return ServerUnavailable("the connection to the server was lost")
-    reason = f": {received.reason}" if received.reason else ""
-    return ServerUnavailable(f"the server closed the connection (code {received.code}{reason})")

@@ -29,6 +29,7 @@ _ERRORS_BY_CODE: dict[str, type[errors.ChatrtError]] = {
     "context_length_exceeded": errors.ContextLengthExceeded,
     "model_not_found": errors.ModelNotFound,
     "previous_response_not_found": errors.NotFound,
+    "response_not_found": errors.NotFound,
     "response_already_in_flight": errors.Conflict,
     "rate_limit_exceeded": errors.Overloaded,
     "websocket_stream_limit_reached": errors.Overloaded,
@@ -65,6 +66,7 @@ class ResponseRequest:
     `chatrt.params.SamplingParams`; names that the API lacks travel in the `chatrt` object, to which
     `chatrt` adds the rest (`timing`, `speculation`, `priority`). A follow-up names
     `previous_response_id` and no `conversation`: the server files it under its parent's.
+    `truncation` `auto` leaves the oldest turns out of a full context, which is refused otherwise.
     """
 
     input: str | Sequence[Mapping[str, Any]]
@@ -73,6 +75,7 @@ class ResponseRequest:
     conversation: str | None = None
     generate: bool | None = None
     store: bool | None = None
+    truncation: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     chatrt: Mapping[str, Any] = field(default_factory=dict)
 
@@ -88,6 +91,7 @@ class ResponseRequest:
             "conversation": self.conversation,
             "generate": self.generate,
             "store": self.store,
+            "truncation": self.truncation,
             **{name: self.sampling.get(name) for name in _API_SAMPLING},
             "chatrt": {**own, **self.chatrt} or None,
         }
@@ -135,6 +139,7 @@ class TurnRecorder:
 
     def __init__(self, start_ns: int) -> None:
         self.response_id: str | None = None
+        self.last_sequence_number: int | None = None
         self._start_ns = start_ns
         self._texts: list[str] = []
         self._delta_ns: list[int] = []
@@ -148,6 +153,7 @@ class TurnRecorder:
     def add(self, event: ClientEvent) -> None:
         """Take the next event of the response."""
         response = event.data.get("response")
+        self.last_sequence_number = event.data.get("sequence_number", self.last_sequence_number)
         if isinstance(response, dict):
             self.response_id = response.get("id", self.response_id)
         if event.type == DELTA_TYPE:

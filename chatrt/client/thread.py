@@ -1,11 +1,9 @@
 """The client on a thread and event loop of its own, for programs that paint.
 
-Knows: connecting again with growing pauses, what becomes of an answer whose connection was lost,
-how events are gathered into batches.
+Knows: connecting again with growing pauses, going on with an answer whose connection was lost.
 Does not know: widgets. `post` is called on this thread and must only hand the batch over.
-Invariant: receive times are taken here, never on the painting loop. The first delta of an answer
-is posted at once, later ones at most `_BATCHES_PER_S` times a second. A turn that was handed in
-gets exactly one `TurnDone`, and no request is ever sent twice.
+Invariant: receive times are taken here, never on the painting loop. A turn that was handed in gets
+exactly one `TurnDone`, and no question is ever sent twice.
 """
 
 from __future__ import annotations
@@ -14,78 +12,35 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from chatrt.client.batches import (
+    Batcher,
+    ConnectionState,
+    ConversationMade,
+    TurnDone,
+    TurnEvent,
+    TurnInterrupted,
+)
 from chatrt.client.connection import Answer, ChatClient
 from chatrt.client.http import HttpRoutes
-from chatrt.client.messages import (
-    DELTA_TYPE,
-    ClientEvent,
-    ResponseRequest,
-    TurnRecorder,
-    TurnResult,
-)
+from chatrt.client.messages import ResponseRequest, TurnRecorder, TurnResult
+from chatrt.client.typist import Typist
 from chatrt.errors import ChatrtError, NotFound, ServerUnavailable
 
 if TYPE_CHECKING:
     import ssl as ssl_module
+    from collections.abc import Callable, Coroutine, Iterator
 
-_BATCHES_PER_S = 30
+    from chatrt.client.batches import Post
+    from chatrt.client.typed_ahead import TypedAhead
+
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _STEADY_S = 5.0
 _SETTLE_POLLS = 50
 _SETTLE_PAUSE_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionState:
-    """The connection changed; `message` is a sentence for people.
-
-    `lost` is followed by a new attempt after `retry_in_s`; `refused` is final.
-    """
-
-    kind: Literal["connecting", "connected", "lost", "refused"]
-    message: str
-    attempt: int = 0
-    retry_in_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationMade:
-    """The conversation that the first turn opened."""
-
-    turn_id: int
-    conversation_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class TurnEvent:
-    """One event of a turn's response."""
-
-    turn_id: int
-    event: ClientEvent
-
-
-@dataclass(frozen=True, slots=True)
-class TurnInterrupted:
-    """The connection was lost in mid-answer; `TurnDone` follows when it is back."""
-
-    turn_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class TurnDone:
-    """The turn ended, well or not."""
-
-    turn_id: int
-    result: TurnResult
-
-
-ThreadEvent: TypeAlias = ConnectionState | ConversationMade | TurnEvent | TurnInterrupted | TurnDone
-Post: TypeAlias = Callable[[Sequence[ThreadEvent]], None]
 
 
 def pauses_s() -> Iterator[float]:
@@ -96,37 +51,15 @@ def pauses_s() -> Iterator[float]:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-class _Batcher:
-    """Gathers events for `post`; belongs to the thread's loop."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A turn as it was handed in: `typed` is what the server had of it before Enter."""
 
-    def __init__(self, post: Post) -> None:
-        self._post = post
-        self._waiting: list[ThreadEvent] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._streaming: set[int] = set()
-
-    def add(self, event: ThreadEvent) -> None:
-        """Post `event`: at once, or with the next batch if it is a later delta of its turn."""
-        self._waiting.append(event)
-        if isinstance(event, TurnDone):
-            self._streaming.discard(event.turn_id)
-        if isinstance(event, TurnEvent) and event.event.type == DELTA_TYPE:
-            if event.turn_id in self._streaming:
-                if self._timer is None:
-                    loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(1 / _BATCHES_PER_S, self.flush)
-                return
-            self._streaming.add(event.turn_id)
-        self.flush()
-
-    def flush(self) -> None:
-        """Post what waits."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._waiting:
-            batch, self._waiting = self._waiting, []
-            self._post(batch)
+    turn_id: int
+    request: ResponseRequest
+    title: str | None
+    start_ns: int
+    typed: TypedAhead | None
 
 
 class ClientThread:
@@ -149,14 +82,15 @@ class ClientThread:
         self._api_key = api_key
         self._ssl = ssl
         self._pauses = pauses
-        self._batcher = _Batcher(post)
+        self._batcher = Batcher(post)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="chatrt-client", daemon=True)
         self._turns: dict[int, asyncio.Task[None]] = {}
-        self._running: dict[int, Answer] = {}
+        self._running: dict[int, Answer] = {}  # turns of which the server told something
         self._waiting: set[int] = set()  # turns that wait for the connection
         self._stopped: set[int] = set()
         self._client: ChatClient | None = None
+        self._typist: Typist | None = None
         self._settled = asyncio.Event()  # connected, or refused for good
         self._refusal: ChatrtError | None = None
         self._closing = asyncio.Event()
@@ -174,8 +108,24 @@ class ClientThread:
         start_ns = time.perf_counter_ns()
         self._call(self._begin, turn_id, request, title, start_ns)
 
+    def type_ahead(self, request: ResponseRequest) -> None:
+        """Let the server prefill a question that is being typed: `request` with its text so far.
+
+        It is sent when typing pauses, and not at all when `ask` or newer text comes first or there
+        is no connection. Nobody is told what became of it.
+        """
+        self._call(self._type, request)
+
+    def drop_typing(self) -> None:
+        """Send nothing of a half-typed text that still waits to be sent."""
+        self._call(self._drop_typing)
+
     def stop(self, turn_id: int) -> None:
-        """Stop a turn: its `TurnDone` has the part of the answer that was sent."""
+        """Stop a turn: its `TurnDone` has the part of the answer that was sent.
+
+        While the connection is lost the server is told when it is back; a second call gives up at
+        once, with the part that came.
+        """
         self._call(self._stop, turn_id)
 
     def close(self, *, timeout_s: float = 3.0) -> None:
@@ -213,9 +163,7 @@ class ClientThread:
             attempt += 1
             self._batcher.add(ConnectionState("connecting", "connecting", attempt))
             try:
-                self._client = await ChatClient.connect(
-                    self._url, api_key=self._api_key, ssl=self._ssl
-                )
+                client = await ChatClient.connect(self._url, api_key=self._api_key, ssl=self._ssl)
             except ServerUnavailable as error:
                 why = error
             except ChatrtError as refused:
@@ -224,12 +172,12 @@ class ClientThread:
                 self._batcher.add(ConnectionState("refused", refused.message, attempt))
                 return
             else:
+                self._client, self._typist = client, Typist(client)
                 self._settled.set()
                 self._batcher.add(ConnectionState("connected", "connected", attempt))
                 connected_s = self._loop.time()
-                why = _as_unavailable(await self._client.wait_lost())
-                self._settled.clear()
-                self._client = None
+                why = _as_unavailable(await client.wait_lost())
+                self._leave()
                 # A server that drops each new connection must not be hammered.
                 if self._loop.time() - connected_s > _STEADY_S:
                     pauses, attempt = self._pauses(), 0
@@ -237,23 +185,41 @@ class ClientThread:
             self._batcher.add(ConnectionState("lost", why.message, attempt, pause_s))
             await asyncio.sleep(pause_s)
 
+    def _leave(self) -> None:
+        """Have no connection, if there was one."""
+        if self._client is not None and self._typist is not None:
+            self._settled.clear()
+            self._typist.drop()
+            self._client = self._typist = None
+
     async def _connected(self, turn_id: int) -> ChatClient:
         self._waiting.add(turn_id)
         try:
-            while self._client is None:
+            while self._client is None or self._client.is_lost:
+                self._leave()  # a turn may see the loss before the keeper of the connection does
                 if self._refusal is not None:
                     raise self._refusal
-                if turn_id in self._stopped:
+                if turn_id in self._stopped and turn_id not in self._running:
                     raise asyncio.CancelledError
                 await self._settled.wait()
             return self._client
         finally:
             self._waiting.discard(turn_id)
 
+    def _type(self, request: ResponseRequest) -> None:
+        if self._typist is not None:
+            self._typist.type(request)
+
+    def _drop_typing(self) -> None:
+        if self._typist is not None:
+            self._typist.drop()
+
     def _begin(
         self, turn_id: int, request: ResponseRequest, title: str | None, start_ns: int
     ) -> None:
-        run: Coroutine[Any, Any, None] = self._turn(turn_id, request, title, start_ns)
+        typed = self._typist.take() if self._typist is not None else None
+        asked = _Asked(turn_id, request, title, start_ns, typed)
+        run: Coroutine[Any, Any, None] = self._turn(asked)
         task = self._loop.create_task(run, name=f"chatrt-turn-{turn_id}")
         self._turns[turn_id] = task
         task.add_done_callback(lambda _: self._turns.pop(turn_id, None))
@@ -261,56 +227,80 @@ class ClientThread:
     def _stop(self, turn_id: int) -> None:
         if turn_id not in self._turns:
             return
+        again = turn_id in self._stopped
         self._stopped.add(turn_id)
         answer = self._running.get(turn_id)
-        if turn_id in self._waiting:
-            self._turns[turn_id].cancel()
-        elif answer is not None:
+        if turn_id not in self._waiting and answer is not None:
             self._loop.create_task(_cancel_quietly(answer))
+        elif turn_id in self._waiting and (answer is None or again):
+            self._turns[turn_id].cancel()
 
-    async def _turn(
-        self, turn_id: int, request: ResponseRequest, title: str | None, start_ns: int
-    ) -> None:
+    async def _turn(self, asked: _Asked) -> None:
+        turn_id = asked.turn_id
         try:
-            result = await self._answer(turn_id, request, title, start_ns)
+            result = await self._answer(asked)
         except ChatrtError as error:
-            result = TurnRecorder(start_ns).result(error)
+            result = TurnRecorder(asked.start_ns).result(error)
         except asyncio.CancelledError:
             # Stopped before anything was sent.
-            result = replace(TurnRecorder(start_ns).result(), reason="cancelled")
+            result = replace(TurnRecorder(asked.start_ns).result(), reason="cancelled")
         finally:
             self._running.pop(turn_id, None)
             self._stopped.discard(turn_id)
         self._batcher.add(TurnDone(turn_id, result))
 
-    async def _answer(
-        self, turn_id: int, request: ResponseRequest, title: str | None, start_ns: int
-    ) -> TurnResult:
+    async def _answer(self, asked: _Asked) -> TurnResult:
+        request, start_ns = asked.request, asked.start_ns
         if self._client is None:
-            await self._connected(turn_id)
+            await self._connected(asked.turn_id)
             start_ns = time.perf_counter_ns()
-        client = await self._connected(turn_id)
+        client = await self._connected(asked.turn_id)
         if request.conversation is None and request.previous_response_id is None:
-            conversation_id = await client.create_conversation(title)
-            self._batcher.add(ConversationMade(turn_id, conversation_id))
+            conversation_id = await client.create_conversation(asked.title)
+            self._batcher.add(ConversationMade(asked.turn_id, conversation_id))
             request = replace(request, conversation=conversation_id)
-        answer = await client.send(request, start_ns=start_ns)
-        self._running[turn_id] = answer
-        if turn_id in self._stopped:
-            await answer.cancel()
+        answer = await client.send(request, start_ns=start_ns, typed=asked.typed)
+        self._running[asked.turn_id] = answer
         try:
-            async for event in answer:
-                self._batcher.add(TurnEvent(turn_id, event))
+            await self._read(asked.turn_id, answer)
         except ServerUnavailable as lost:
-            self._running.pop(turn_id, None)
             if answer.response_id is None:
                 raise
-            self._batcher.add(TurnInterrupted(turn_id))
-            try:
-                return await self._find_again(turn_id, answer, answer.response_id, lost)
-            except asyncio.CancelledError:
-                return answer.recorder.result(lost)
+            return await self._go_on(asked.turn_id, answer, answer.response_id, lost)
         return answer.recorder.result()
+
+    async def _read(self, turn_id: int, answer: Answer) -> None:
+        if turn_id in self._stopped:
+            await answer.cancel()
+        async for event in answer:
+            self._batcher.add(TurnEvent(turn_id, event))
+
+    async def _go_on(
+        self, turn_id: int, answer: Answer, response_id: str, lost: ServerUnavailable
+    ) -> TurnResult:
+        """The rest of an answer that a lost connection cut off, over as many as it takes."""
+        recorder = answer.recorder
+        try:
+            while True:
+                self._batcher.add(TurnInterrupted(turn_id))
+                client = await self._connected(turn_id)
+                try:
+                    answer = await client.resume(
+                        response_id, after=answer.last_sequence_number, recorder=recorder
+                    )
+                    self._running[turn_id] = answer
+                    await self._read(turn_id, answer)
+                except ChatrtError as error:
+                    if not (isinstance(error, ServerUnavailable) and client.is_lost):
+                        # The server no longer has its events.
+                        return await self._find_again(turn_id, answer, response_id, lost)
+                    lost = error
+                else:
+                    return recorder.result()
+        except asyncio.CancelledError:
+            return recorder.result(lost)
+        except ChatrtError as refusal:
+            return recorder.result(refusal)
 
     async def _find_again(
         self, turn_id: int, answer: Answer, response_id: str, lost: ServerUnavailable

@@ -17,7 +17,8 @@ from chatrt.turn import TurnKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from chatrt.session import Session, SessionManager
+    from chatrt.session import Session
+    from chatrt.session_manager import SessionManager
     from chatrt.turn import TurnRequest
 
 

@@ -2,18 +2,19 @@
 
 Knows: the target's forward, a clock. Does not know: sessions, turns.
 Invariant: nothing that is measured stays: pages that are written here belong to nobody yet.
-Cost: twenty forwards for the scheduler's model, which also warm the shapes up; for passes by their
-rows a budget in seconds.
+Cost: forty forwards for the scheduler's model, which also warm the shapes up (0.4 s with SmolLM2
+on two cores); for passes by their rows a budget in seconds.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 
 from chatrt.batch import BatchRows
-from chatrt.scheduler import LinearCostModel
+from chatrt.cost_model import ForwardCosts, looked_back_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,41 +22,52 @@ if TYPE_CHECKING:
     from chatrt.engine.forward import Target
 
 _NUM_REPEATS = 5
-_CHUNK_ROWS = 64
-_NUM_SEQUENCES = 4
+_NUM_LONG_REPEATS = 3  # of chunks that take long, and whose time varies less
+_LONG_ROWS = 32
+_CHUNK_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_NUM_SEQUENCES = (1, 2, 4)  # among the chunks' rows, to compare with them
+_DEEP_ROWS = 16
 _CONTEXT_TOKENS = 1024
 _VERIFY_ROWS = (1, 2, 3, 4, 5, 6, 8, 16)
 
 
 def measure_costs(
     target: Target, *, page_size: int, max_context: int, clock: Callable[[], int]
-) -> LinearCostModel:
-    """An affine model of a step from the quickest of a few forwards; `clock` gives nanoseconds.
+) -> ForwardCosts:
+    """The quickest of a few forwards: chunks by their rows, sequences, deep context.
 
-    Call it before any session exists: it writes to the pages `[0, …)` of the cache.
+    Call it before any session exists: it writes to the pages `[0, …)` of the cache. `clock` gives
+    nanoseconds.
     """
     num_tokens = min(target.kv.num_pages * page_size, max_context)
-    context = max(0, min(_CONTEXT_TOKENS, num_tokens - 1))
-    chunk = max(1, min(_CHUNK_ROWS, target.batches.max_rows, num_tokens))
-    pages = range(-(-max(context + 1, chunk) // page_size))
+    most = max(1, min(target.batches.max_rows, num_tokens))
+    counts = [count for count in _CHUNK_ROWS if count <= most]
+    deep = min(_DEEP_ROWS, counts[-1])
+    context = max(0, min(_CONTEXT_TOKENS, num_tokens - deep))
+    pages = range(-(-max(context + deep, counts[-1]) // page_size))
 
-    def rows(start: int, count: int) -> BatchRows:
-        return BatchRows([0] * count, start, pages, range(count - 1, count))
+    def chunk_ms(start: int, count: int) -> float:
+        rows = BatchRows([0] * count, start, pages, range(count - 1, count))
+        return _least_ms(target, [rows], clock)
 
-    one_ms = _least_ms(target, [rows(0, 1)], clock)
-    several = min(_NUM_SEQUENCES, target.batches.max_rows, target.batches.max_sequences)
-    several_ms = _least_ms(target, [rows(0, 1)] * several, clock)
-    chunk_ms = _least_ms(target, [rows(0, chunk)], clock)
+    fresh_ms = {count: chunk_ms(0, count) for count in counts}
+    most_sequences = min(target.batches.max_sequences, counts[-1])
+    several = max(count for count in _NUM_SEQUENCES if count <= most_sequences)
+    singles = [BatchRows([0], 0, pages, range(1))] * several
+    several_ms = _least_ms(target, singles, clock)
     # Pages that were never written cost nothing to read: the system has one for all of them. Behind
     # a first forward, for which the executor has said how it wants them to lie in memory.
     target.kv.data[:, :, pages.start : pages.stop].zero_()
-    context_ms = _least_ms(target, [rows(context, 1)], clock)
-    row_ms = _slope(one_ms, several_ms, several - 1)
-    return LinearCostModel(
-        fixed_ms=max(0.0, one_ms - row_ms),
-        decode_row_ms=row_ms,
-        prefill_row_ms=_slope(one_ms, chunk_ms, chunk - 1),
-        context_ms=_slope(one_ms, context_ms, context),
+    one_deep_ms = _slope(fresh_ms[1], chunk_ms(context, 1), context)
+    more_deep_ms = _slope(fresh_ms[deep], chunk_ms(context, deep), context)
+    attended_ms = _slope(one_deep_ms, more_deep_ms, deep - 1)
+    rows_ms = {count: ms - attended_ms * looked_back_at(count, 0) for count, ms in fresh_ms.items()}
+    return ForwardCosts(
+        rows=tuple(counts),
+        rows_ms=tuple(accumulate(rows_ms.values(), max)),
+        logits_ms=_slope(rows_ms[several], several_ms, several - 1),
+        context_ms=max(0.0, one_deep_ms - attended_ms),
+        attended_ms=attended_ms,
     )
 
 
@@ -100,7 +112,9 @@ def _slope(low_ms: float, high_ms: float, difference: int) -> float:
 
 def _least_ms(target: Target, rows: Sequence[BatchRows], clock: Callable[[], int]) -> float:
     """Other processes only ever add to a time: the least of several is the forward's own."""
-    return min(_forward_ms(target, rows, clock) for _ in range(_NUM_REPEATS))
+    is_long = sum(len(one.token_ids) for one in rows) >= _LONG_ROWS
+    num_repeats = _NUM_LONG_REPEATS if is_long else _NUM_REPEATS
+    return min(_forward_ms(target, rows, clock) for _ in range(num_repeats))
 
 
 def _forward_ms(target: Target, rows: Sequence[BatchRows], clock: Callable[[], int]) -> float:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from chatrt.engine.admission import Admission
 from chatrt.engine.drafting import Drafting
 from chatrt.engine.forward import batch_rows
-from chatrt.engine.live import LiveTurn
+from chatrt.engine.report import with_restored
 from chatrt.engine.residency import Residency
+from chatrt.engine.starting import Starting
 from chatrt.engine.turns import Turns
 from chatrt.errors import ChatrtError, InvalidValue, OutOfPages
 from chatrt.scheduler import Entry, Phase, Work
 from chatrt.speculative import row_logprobs, verify
-from chatrt.turn import FinishReason, KVFigures, TurnKind
+from chatrt.turn import FinishReason, TurnKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
     from chatrt.depth import DepthController
     from chatrt.drafter import Drafter
     from chatrt.engine.admission import EngineLimits
+    from chatrt.engine.archiving import Archiving
     from chatrt.engine.forward import Target
-    from chatrt.engine.residency import Placement
+    from chatrt.engine.live import LiveTurn
     from chatrt.scheduler import Plan, PlannedRows, Scheduler
-    from chatrt.session import PageCopy, Session, SessionManager
+    from chatrt.session import Session
+    from chatrt.session_manager import SessionManager
     from chatrt.turn import EngineEvent, TurnRequest
-
-
-_WORK = {TurnKind.TYPED_AHEAD: Work.TYPED_AHEAD, TurnKind.PREPARED: Work.IDLE}
 
 
 class Engine:
@@ -70,19 +70,25 @@ class Engine:
         self._sessions = sessions
         self._scheduler = scheduler
         self._drafting = Drafting(drafter, depth, max_tokens=limits.num_drafts, clock=clock)
-        self._limits = limits
         self._clock = clock
-        self._draw_seed = draw_seed
         self._admission = Admission(sessions, limits)
         self._residency = Residency(
             sessions, max_sessions=limits.max_parked, on_close=self._drafting.close
         )
+        self._starting = Starting(
+            target, self._residency, self._drafting, limits, clock=clock, draw_seed=draw_seed
+        )
         self._turns = Turns(scheduler, clock)
+        self._archiving: Archiving | None = None
 
     @property
     def sessions(self) -> SessionManager:
         """The pages' bookkeeping, for figures."""
         return self._sessions
+
+    def keep_pages_in(self, archiving: Archiving) -> None:
+        """Write pages behind from now on, and restore what was written."""
+        self._archiving = archiving
 
     @property
     def num_running(self) -> int:
@@ -138,7 +144,7 @@ class Engine:
         for request in self._admission.take(lambda r: r.response_id == response_id):
             self._turns.refuse(request, FinishReason.CANCELLED)
             return True
-        turn = self._turns.get(response_id)
+        turn = self._turns.by_response.get(response_id)
         if turn is None:
             return False
         turn.finish = FinishReason.CANCELLED
@@ -147,19 +153,27 @@ class Engine:
 
     def pause(self, response_id: str) -> None:
         """Stop computing for a turn whose reader lags; its pages stay."""
-        turn = self._turns.get(response_id)
+        turn = self._turns.by_response.get(response_id)
         if turn is not None and turn.entry.phase is Phase.RUNNING:
             self._scheduler.pause(turn.entry)
 
     def resume(self, response_id: str) -> None:
         """Go on with a paused turn."""
-        turn = self._turns.get(response_id)
+        turn = self._turns.by_response.get(response_id)
         if turn is not None and turn.entry.phase is Phase.PAUSED:
             self._scheduler.unpause(turn.entry)
 
-    def forget(self, response_ids: Iterable[str]) -> None:
-        """Delete responses: tips and the pages that nothing else shares."""
-        self._copy(self._residency.forget(response_ids))
+    def forget(
+        self, response_ids: Iterable[str], sequences: Iterable[tuple[str, Sequence[int]]] = ()
+    ) -> None:
+        """Delete responses: tips and the pages that nothing else shares.
+
+        `sequences` are salts and token ids of paths to be deleted from the archive as well.
+        """
+        self._starting.copy(self._residency.forget(response_ids))
+        if self._archiving is not None:
+            for salt, token_ids in sequences:
+                self._archiving.wipe(salt, token_ids)
 
     def drop_lane(self, typed_ahead_key: str) -> None:
         """A lane is gone: end its half-typed turn and close what it left."""
@@ -170,10 +184,16 @@ class Engine:
         """End every turn, queued or running, as `cancel` does."""
         self._end_all(lambda _: True)
 
+    def close(self, *, time_ms: float = 2000.0) -> None:
+        """The last call: archive what is not archived yet, as far as the time allows."""
+        if self._archiving is not None:
+            self._archiving.finish(self._clock, time_ms=time_ms)
+
     def fail_all(self, error: ChatrtError) -> None:
         """A step failed half-way: end every turn that ran, with this error; the queue stays."""
         failed = list(self._turns)
         for turn in failed:
+            self._stop_restoring(turn)
             self._turns.fail(turn, error)
         for turn in failed:
             self._keep_older(turn.entry.session)
@@ -187,12 +207,15 @@ class Engine:
 
         Events are left for `take_events`.
         """
+        self._residency.end_pins(self._clock())
+        restored = self._take_restored()
         admitted = self._admit()
         self._drafting.begin(self._turns)
-        plan = self._scheduler.plan()
+        plan = self._scheduler.plan(self._clock())
         if not plan.rows:
-            return self._relieve(plan.starved) or admitted
+            return self._relieve(plan.starved) or admitted or restored or self._save()
         drafts = self._drafting.propose(plan, self._turns.by_session)
+        self._scheduler.drafted(plan, drafts)
         logits = self._forward(plan, drafts)
         now = self._clock()
         for planned, proposal, rows in zip(plan.rows, drafts, logits, strict=True):
@@ -202,6 +225,7 @@ class Engine:
             else:
                 self._commit_prompt(turn, planned, now)
         self._drafting.end(plan, len(plan.rows) + sum(map(len, drafts)))
+        self._save()
         return True
 
     def _admit(self) -> bool:
@@ -218,7 +242,7 @@ class Engine:
                 return admitted
             admitted = True
             try:
-                self._start(request)
+                self._turns.begin(self._starting.start(request, self._archiving))
             except ChatrtError as error:
                 self._turns.refuse(request, FinishReason.FAILED, error)
             except Exception as error:  # our own fault: the step fails, but this turn ends too
@@ -227,39 +251,27 @@ class Engine:
                 raise
         return admitted
 
-    def _start(self, request: TurnRequest) -> None:
-        stamps = request.stamps
-        stamps.admitted_ns = self._clock()
-        placement = self._residency.place(request)
-        stamps.matched_ns = self._clock()
-        self._copy(placement.copies)
-        stamps.restored_ns = self._clock()
-        self._turns.begin(self._live(request, placement))
+    def _take_restored(self) -> bool:
+        """Go on with turns whose pages are back; whether there were any."""
+        restored = [] if self._archiving is None else self._archiving.take_restored()
+        for one in restored:
+            turn = self._turns.by_session[one.session.session_id]
+            turn.entry.phase = Phase.RUNNING
+            turn.request.stamps.restored_ns = self._clock()
+            if one.num_tokens:
+                turn.kv = with_restored(turn.kv, one, num_history=turn.request.num_history)
+        return bool(restored)
 
-    def _live(self, request: TurnRequest, placement: Placement) -> LiveTurn:
-        sampling = request.sampling
-        seed = sampling.seed if sampling.seed is not None else self._draw_seed()
-        room = self._limits.max_context - len(request.token_ids)
-        max_tokens = min(room, sampling.max_output_tokens or room)
-        entry = Entry(
-            session=placement.session,
-            work=_WORK.get(request.kind, Work.PREFILL),
-            phase=Phase.RUNNING,
-            priority=request.priority,
-            arrival=request.stamps.received_ns,
-            room=max_tokens - 1,
-        )
-        tokenizer = self._target.tokenizer
-        sampler = self._target.make_sampler(
-            sampling, seed=seed, vocab_size=self._target.vocab_size, prompt_ids=request.token_ids
-        )
-        kv = KVFigures(
-            reused_tokens=placement.num_reused,
-            typed_ahead_tokens=placement.num_typed_ahead,
-            miss_reason=placement.miss_reason,
-        )
-        max_drafts = self._drafting.limit(request.speculation_tokens)
-        return LiveTurn(request, entry, sampler, tokenizer, max_tokens, kv, max_drafts)
+    def _stop_restoring(self, turn: LiveTurn) -> None:
+        if self._archiving is not None and turn.entry.phase is Phase.RESTORING:
+            self._archiving.abandon(turn.entry.session)
+
+    def _save(self) -> bool:
+        """Write some of what waits to be archived; whether there was anything."""
+        if self._archiving is None:
+            return False
+        busy = any(turn.request.kind is not TurnKind.PREPARED for turn in self._turns)
+        return self._archiving.save(busy=busy)
 
     def _forward(self, plan: Plan, drafts: Sequence[Sequence[int]]) -> list[Tensor]:
         """One pass over all planned rows; each entry's logits, none where it samples nothing."""
@@ -273,11 +285,6 @@ class Engine:
         logits = self._target.forward(rows, feature_rows)
         self._drafting.time_pass(self._clock() - started_ns)
         return logits
-
-    def _copy(self, copies: Sequence[PageCopy]) -> None:
-        """Copy rows in all KV tensors that the page ids name."""
-        self._target.kv.copy_rows(copies)
-        self._drafting.copy_rows(copies)
 
     def _commit_prompt(self, turn: LiveTurn, planned: PlannedRows, now: int) -> None:
         session = turn.entry.session
@@ -320,6 +327,7 @@ class Engine:
     def _end(self, turn: LiveTurn) -> None:
         """Cut the ids to what the tip keeps, park, leave the scheduler, report."""
         request, session = turn.request, turn.entry.session
+        self._stop_restoring(turn)
         output_ids = self._cut(turn)
         turn.kv = replace(
             turn.kv,
@@ -333,8 +341,11 @@ class Engine:
                 self._residency.keep_typed(request.typed_ahead_key, session)
             case TurnKind.PREPARED:
                 assert request.parent_id is not None
-                self._copy(self._residency.keep_prepared(request.parent_id, session))
+                self._starting.copy(self._residency.keep_prepared(request.parent_id, session))
             case _:
+                if self._archiving is not None and request.archived:
+                    self._archiving.keep(session)
+                self._residency.pin(session, request, now_ns=self._clock())
                 self._residency.keep_tip(request.response_id, session)
         self._turns.end(turn, output_ids)
 
@@ -346,18 +357,19 @@ class Engine:
             self._sessions.trim(session)
             return output_ids
         num_kept = turn.prompt_length + cut.num_kept
-        self._copy(self._sessions.rewind(session, num_kept))
+        self._starting.copy(self._sessions.rewind(session, num_kept))
         self._sessions.extend(session, cut.remainder_ids)
         return output_ids
 
     def _keep_older(self, session: Session) -> None:
         """A turn failed: its session is parked for the older responses that it holds."""
         self._drafting.commit(session)
-        self._copy(self._residency.keep_older(session))
+        self._starting.copy(self._residency.keep_older(session))
 
     def _relieve(self, starved: Sequence[Entry]) -> bool:
         """Nobody could get a page: the youngest turn gives its own back, and says so."""
-        if not starved:
+        restoring = any(turn.entry.phase is Phase.RESTORING for turn in self._turns)
+        if not starved or restoring:  # what is on its way back may be all that is missing
             return False
         youngest = max(starved, key=lambda entry: entry.arrival)
         turn = self._turns.by_session[youngest.session.session_id]
@@ -366,19 +378,13 @@ class Engine:
         self._keep_older(turn.entry.session)
         return True
 
-    def _supersede(self, typed_ahead_key: str) -> None:
+    def _supersede(self, lane_key: str) -> None:
         """End the half-typed turn of a lane, queued or running."""
-        self._end_all(
-            lambda request: (
-                request.kind is TurnKind.TYPED_AHEAD and request.typed_ahead_key == typed_ahead_key
-            )
-        )
+        self._end_all(lambda r: r.kind is TurnKind.TYPED_AHEAD and r.typed_ahead_key == lane_key)
 
     def _stop_preparing(self, parent_id: str) -> None:
         """A turn behind a response is here, or a newer preparation: the one that runs ends."""
-        self._end_all(
-            lambda request: request.kind is TurnKind.PREPARED and request.parent_id == parent_id
-        )
+        self._end_all(lambda r: r.kind is TurnKind.PREPARED and r.parent_id == parent_id)
 
     def _end_all(self, matches: Callable[[TurnRequest], bool]) -> None:
         """End the turns whose requests match, queued or running, as cancelled."""

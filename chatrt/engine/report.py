@@ -1,10 +1,11 @@
-"""The last event of a turn, made from what the turn counted.
+"""The last event of a turn, and its figures of the KV cache, made from what was counted.
 
 Knows: live turns, requests, figures. Does not know: pages' bookkeeping, tensors.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chatrt.turn import FinishedEvent, FinishReason, KVFigures, SpeculationFigures
@@ -12,9 +13,41 @@ from chatrt.turn import FinishedEvent, FinishReason, KVFigures, SpeculationFigur
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from chatrt.engine.archiving import Restored
     from chatrt.engine.live import LiveTurn
+    from chatrt.engine.residency import Placement
     from chatrt.errors import ChatrtError
     from chatrt.turn import TurnRequest
+
+
+def placed(placement: Placement, *, has_parent: bool) -> KVFigures:
+    """The figures of a turn that was attached to a session."""
+    prefix = "cold"
+    if placement.num_reused:
+        prefix = "forked" if has_parent and not placement.in_place else "warm"
+    return KVFigures(
+        prefix=prefix,
+        reused_tokens=placement.num_reused,
+        typed_ahead_tokens=placement.num_typed_ahead,
+        miss_reason=placement.miss_reason,
+    )
+
+
+def with_restored(kv: KVFigures, restored: Restored, *, num_history: int) -> KVFigures:
+    """The figures of a turn whose pages came back.
+
+    Nothing was missed if they are all full pages of its history: only those are kept elsewhere.
+    """
+    num_reused = kv.reused_tokens + restored.num_tokens
+    is_whole = num_history - num_reused < restored.page_size
+    return replace(
+        kv,
+        prefix="restored",
+        reused_tokens=num_reused,
+        restored_tokens=restored.num_tokens,
+        restored_from=restored.tier,
+        miss_reason=None if is_whole else kv.miss_reason,
+    )
 
 
 def finished(

@@ -14,17 +14,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from chatrt.prefix import num_common_tokens
 from chatrt.session import SessionState
-from chatrt.turn import TurnKind
+from chatrt.turn import LEAST_PRIORITY, TurnKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from chatrt.session import Attached, PageCopy, Session, SessionManager
+    from chatrt.session import Attached, PageCopy, Session
+    from chatrt.session_manager import SessionManager
     from chatrt.turn import TurnRequest
+
+
+# In place, drafts go on from what came before, and no page is copied: that is worth a row.
+_WORTH_COMPUTING = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +43,13 @@ class Tip:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A session that holds exactly a request's ids, with what was reused and copies still to do."""
+    """A session that holds exactly a request's ids, with what was reused and copies still to do.
+
+    `in_place` if it is one that was there before.
+    """
 
     session: Session
+    in_place: bool
     num_reused: int
     num_typed_ahead: int
     copies: tuple[PageCopy, ...]
@@ -67,6 +77,7 @@ class Residency:
         self._tips_of: dict[int, set[str]] = {}
         self._typed: dict[str, Session] = {}
         self._prepared: dict[str, Session] = {}
+        self._pins: list[tuple[int, int]] = []  # (until_ns, session id), the next to end first
 
     @property
     def num_tips(self) -> int:
@@ -87,10 +98,9 @@ class Residency:
             request.salt, request.token_ids, beside=tip.session if tip else None
         )
         taken = self._to_take_over(request, typed, tip)
-        if taken is not None and known <= min(taken.num_computed, len(request.token_ids) - 1):
-            attached = self._take_over(taken, request)
-        else:
-            attached = self._open(request, tip)
+        if taken is not None and known > taken.num_computed + _WORTH_COMPUTING:
+            taken = None
+        attached = self._take_over(taken, request) if taken else self._open(request, tip)
         num_ahead = 0
         if typed is not None:
             num_common = num_common_tokens(typed.token_ids, request.token_ids)
@@ -100,6 +110,7 @@ class Residency:
         is_missed = request.num_history > 0 and attached.num_reused < request.num_history - 1
         return Placement(
             attached.session,
+            taken is not None,
             attached.num_reused,
             max(0, num_ahead),
             attached.copies,
@@ -109,6 +120,24 @@ class Residency:
     def holds(self, response_id: str) -> bool:
         """Whether a session still holds this response."""
         return response_id in self._tips
+
+    def pin(self, session: Session, request: TurnRequest, *, now_ns: int) -> None:
+        """Pin an active session's pages as its turn asks, if it does.
+
+        They go after those without a pin, or of lower priority: where nothing else is left.
+        """
+        if request.pin_ms:
+            self._sessions.pin(session, 1 + max(0, request.priority - LEAST_PRIORITY))
+            until_ns = now_ns + int(request.pin_ms * 1e6)
+            heappush(self._pins, (until_ns, session.session_id))
+
+    def end_pins(self, now_ns: int) -> None:
+        """End the pins whose time is over; a session's last pin counts."""
+        while self._pins and self._pins[0][0] <= now_ns:
+            _, session_id = heappop(self._pins)
+            session = self._parked.get(session_id)
+            if session is not None and all(session_id != other for _, other in self._pins):
+                self._sessions.unpin(session)
 
     def keep_tip(self, response_id: str, session: Session) -> None:
         """The turn ended: park its session, which now holds `response_id`."""

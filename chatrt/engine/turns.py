@@ -45,9 +45,10 @@ class Turns:
         """The turns by the ids of their sessions."""
         return self._by_session
 
-    def get(self, response_id: str) -> LiveTurn | None:
-        """The turn that makes this response, if it runs."""
-        return self._turns.get(response_id)
+    @property
+    def by_response(self) -> Mapping[str, LiveTurn]:
+        """The turns by the ids of their responses."""
+        return self._turns
 
     def matching(self, matches: Callable[[TurnRequest], bool]) -> list[LiveTurn]:
         """The running turns whose requests match."""

@@ -2,7 +2,8 @@
 
 Knows: frames, lanes, the service's interface. Does not know: models, tokens, other connections.
 Invariant: a bad request closes nothing and touches no other; the reader never waits for an answer;
-when the client is gone, each running response that nobody else reads is abandoned after the grace.
+when the client is gone, each running response that nobody else reads gets its grace, but those that
+nobody could resume (half-typed prompts, and what has no id at the client yet) are dropped at once.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import msgspec
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 
-from chatrt.errors import CallerError, ChatrtError, Overloaded, ServerUnavailable
-from chatrt.server.lanes import Lane, Lanes, Waiting
+from chatrt.errors import ChatrtError, Conflict, Overloaded, ServerUnavailable
+from chatrt.server.frames import Rejected, decode_frame
+from chatrt.server.lanes import Lane, Lanes, Resumed, Waiting
 from chatrt.server.outbox import Outbox
 from chatrt.server.service import CallContext, Service
 from chatrt.wire.encode import encode
@@ -31,9 +33,7 @@ from chatrt.wire.messages import (
     ConversationUpdate,
     ResponseCancel,
     ResponseCreate,
-    WireLimits,
-    open_envelope,
-    read_message,
+    ResponseResume,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from websockets.asyncio.server import ServerConnection
 
+    from chatrt.server.grace import Graces
     from chatrt.server.settings import ServerSettings
     from chatrt.wire.encode import Event
     from chatrt.wire.log import ResponseLog
@@ -59,15 +60,6 @@ class Peer:
     model: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rejected:
-    """A frame that holds no message; `is_create` if it meant to be one."""
-
-    error: CallerError
-    stream_id: str | None = None
-    is_create: bool = False
-
-
 class Connection:
     """Serves one open socket. `clock` gives nanoseconds."""
 
@@ -77,12 +69,14 @@ class Connection:
         service: Service,
         settings: ServerSettings,
         peer: Peer,
+        graces: Graces,
         clock: Callable[[], int],
     ) -> None:
         self._socket = socket
         self._service = service
         self._settings = settings
         self._peer = peer
+        self._graces = graces
         self._clock = clock
         self._outbox = Outbox(service, settings.outbox_bytes)
         self._lanes = Lanes(
@@ -90,6 +84,7 @@ class Connection:
         )
         self._active = asyncio.Semaphore(settings.max_active_lanes)
         self._viewed: dict[str, Callable[[], None]] = {}
+        self._half_typed: set[str] = set()  # responses that are only ever of use here
         self._draining = False
         self._closed = False
 
@@ -138,13 +133,21 @@ class Connection:
             log = await self._create(lane, waiting)
             if log is None:
                 return
-            lane.log = log
             sent = asyncio.Event()
             self._attach(log, lane.stream_id, sent.set)
-            if lane.cancel_asked.is_set():
-                await self._cancel(log.response_id, lane.stream_id)
-            await sent.wait()
-            lane.log = None
+            await self._until_sent(lane, Resumed(log, sent))
+        finally:
+            if holds_slot:
+                self._active.release()
+
+    async def follow(self, lane: Lane, resumed: Resumed) -> None:
+        """Return when the last event of a resumed response was sent (`LaneHost`).
+
+        It takes one of the active slots if there is one, but runs on for want of it.
+        """
+        holds_slot = not self._active.locked() and await self._active.acquire()
+        try:
+            await self._until_sent(lane, resumed)
         finally:
             if holds_slot:
                 self._active.release()
@@ -155,7 +158,9 @@ class Connection:
         log = await self._create(lane, waiting)
         if log is None:
             return
-        self._attach(log, lane.stream_id, lambda: None)
+        response_id = log.response_id
+        self._half_typed.add(response_id)
+        self._attach(log, lane.stream_id, lambda: self._half_typed.discard(response_id))
         if lane.generation != generation:  # the real turn overtook it
             await self._cancel(log.response_id, lane.stream_id)
 
@@ -175,7 +180,7 @@ class Connection:
             logger.debug("connection %s: close code %s", self._peer.connection_id, code)
 
     async def _handle(self, frame: bytes, received_ns: int) -> None:
-        decode = partial(_decode, frame, self._settings.wire)
+        decode = partial(decode_frame, frame, self._settings.wire)
         large = len(frame) > _LARGE_FRAME_BYTES
         message = await asyncio.to_thread(decode) if large else decode()
         try:
@@ -186,7 +191,7 @@ class Connection:
             self._report(error)
             self._outbox.reply(error_event(internal_error(), message.stream_id))
 
-    async def _dispatch(self, message: ClientMessage | _Rejected, received_ns: int) -> None:
+    async def _dispatch(self, message: ClientMessage | Rejected, received_ns: int) -> None:
         match message:
             case ResponseCreate():
                 waiting = Waiting(self._with_model(message), received_ns)
@@ -197,9 +202,11 @@ class Connection:
                     lane.submit(waiting)
             case ResponseCancel():
                 await self._cancel_asked(message)
-            case _Rejected(is_create=True):
+            case ResponseResume():
+                self._resume(message)
+            case Rejected(is_create=True):
                 self._lanes.open(message.stream_id).submit(message.error)
-            case _Rejected():
+            case Rejected():
                 raise message.error
             case _:
                 await self._conversation(message, received_ns)
@@ -241,21 +248,37 @@ class Connection:
             before()
         self._viewed[message.id] = stop
 
+    def _resume(self, message: ResponseResume) -> None:
+        """Send a response of before on a lane; nothing waits between the checks and the start."""
+        log = self._service.find_log(message.response_id, self._peer.key_id)
+        after = message.after_sequence_number
+        if after is not None:
+            log.check_number(after)
+        if self._outbox.sends(log):
+            raise Conflict(
+                f"this connection receives response {log.response_id} already",
+                param="response_id",
+            )
+        sent = asyncio.Event()
+        self._lanes.open(message.stream_id).follow(Resumed(log, sent))
+        self._outbox.attach(log, stream_id=message.stream_id, on_sent=sent.set, after=after)
+
     async def _create(self, lane: Lane, waiting: Waiting) -> ResponseLog | None:
         """The new response's log; None if it was refused, which the client is told."""
         if self._closed:
             return None
-        if self._draining:
-            self.refuse(lane, ServerUnavailable("the server is shutting down"))
-            return None
         context = self._context(lane.stream_id, waiting.received_ns)
+        refused: ChatrtError
         try:
+            if self._draining:
+                raise ServerUnavailable("the server is shutting down")
             return await self._service.create(waiting.message, context)
         except ChatrtError as error:
-            self.refuse(lane, error)
+            refused = error
         except Exception as error:
             self._report(error)
-            self.refuse(lane, internal_error())
+            refused = internal_error()
+        self._outbox.reply(error_event(refused, lane.stream_id, partial=waiting.message.partial))
         return None
 
     async def _cancel_asked(self, message: ResponseCancel) -> None:
@@ -269,6 +292,14 @@ class Connection:
             lane.cancel_asked.set()  # its log does not exist yet
         else:
             await self._service.cancel(lane.log.response_id, self._peer.key_id)
+
+    async def _until_sent(self, lane: Lane, resumed: Resumed) -> None:
+        """Wait for the end of what the lane sends, which a cancel of the lane means until then."""
+        lane.log = resumed.log
+        if lane.cancel_asked.is_set():
+            await self._cancel(resumed.log.response_id, lane.stream_id)
+        await resumed.sent.wait()
+        lane.log = None
 
     async def _wait_for_slot(self, lane: Lane) -> bool:
         """Take one of the active slots; False when the lane was cancelled before there was one."""
@@ -294,7 +325,7 @@ class Connection:
 
     def _attach(self, log: ResponseLog, stream_id: str | None, on_sent: Callable[[], None]) -> None:
         if self._closed:  # the client left while the response was being created
-            self._orphaned(log)
+            self._graces.drop(log)
             on_sent()
         else:
             self._outbox.attach(log, stream_id=stream_id, on_sent=on_sent)
@@ -322,20 +353,16 @@ class Connection:
         self._closed = True
         for stop in self._viewed.values():
             stop()
+        half_typed = set(self._half_typed)
         for log in self._outbox.close():
-            self._orphaned(log)
+            if log.response_id in half_typed:
+                self._graces.drop(log)
+            else:
+                self._graces.begin(log)
         tasks = [task for lane in self._lanes for task in lane.tasks]
         await asyncio.gather(*tasks, return_exceptions=True)
         for lane in self._lanes:
             self._service.leave(self._lane_key(lane.stream_id))
-
-    def _orphaned(self, log: ResponseLog) -> None:
-        """Abandon a log that is still unread after the grace period."""
-        grace_s = self._settings.disconnect_grace_s
-        if grace_s > 0:
-            asyncio.get_running_loop().call_later(grace_s, _abandon, self._service, log)
-        else:
-            _abandon(self._service, log)
 
     def _context(self, stream_id: str | None, received_ns: int) -> CallContext:
         return CallContext(
@@ -362,20 +389,3 @@ def report(error: Exception, where: str) -> None:
     """Log an unexpected error: its type and its place, not its words, which may hold a prompt."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s: unexpected %s\n%s", where, type(error).__name__, frames)
-
-
-def _abandon(service: Service, log: ResponseLog) -> None:
-    if not log.finished and log.num_subscribers == 0:
-        service.abandon(log.response_id)
-
-
-def _decode(frame: bytes, limits: WireLimits) -> ClientMessage | _Rejected:
-    try:
-        envelope = open_envelope(frame, limits)
-    except CallerError as error:
-        return _Rejected(error)
-    try:
-        return read_message(envelope, limits)
-    except CallerError as error:
-        is_create = envelope.type == "response.create"
-        return _Rejected(error, stream_id=envelope.stream_id, is_create=is_create)

@@ -6,6 +6,8 @@ Invariant: an unknown path is 404, an unexpected failure 500 without details.
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from websockets.http11 import Request
 
     from chatrt.server.service import Service
+    from chatrt.wire.log import ResponseLog
 
 SOCKET_PATHS = ("/v1/responses", "/responses")
 OPEN_PATHS = ("/health", "/ready")
@@ -128,6 +131,8 @@ class Routes:
                 return json_reply({"id": response_id, "object": "response", "deleted": True})
             case ("POST", ["cancel"]):
                 await self._service.cancel(response_id, key_id)
+                with suppress(NotFound):  # it ended long ago
+                    await _until_ended(self._service.find_log(response_id, key_id))
                 return json_reply(await self._service.response(response_id, key_id))
         raise _nothing_here(method, "this path below a response")
 
@@ -144,6 +149,18 @@ class Routes:
                 deleted = {"object": "conversation.deleted", "deleted": True}
                 return json_reply({"id": conversation_id, **deleted})
         raise _nothing_here(target.method, "this path below conversations")
+
+
+async def _until_ended(log: ResponseLog) -> None:
+    """Wait for a log's terminal event."""
+    grew = asyncio.Event()
+    subscription = log.subscribe(grew.set)
+    try:
+        while not log.finished:
+            grew.clear()
+            await grew.wait()
+    finally:
+        subscription.close()
 
 
 def _list(data: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from chatrt.errors import ChatrtError, Overloaded
+from chatrt.errors import ChatrtError, Conflict, Overloaded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +29,23 @@ class Waiting:
     received_ns: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Resumed:
+    """A response of before that is sent on this lane now; `sent` is set once its end is out."""
+
+    log: ResponseLog
+    sent: asyncio.Event
+
+
 class LaneHost(Protocol):
     """Does the work of a lane."""
 
     async def answer(self, lane: Lane, waiting: Waiting) -> None:
         """Create the response and return when its last event was sent."""
+        ...
+
+    async def follow(self, lane: Lane, resumed: Resumed) -> None:
+        """Return when the last event of a resumed response was sent."""
         ...
 
     async def prefill(self, lane: Lane, waiting: Waiting) -> None:
@@ -55,7 +67,7 @@ class Lane:
         self.generation = 0
         self._host = host
         self._max_queued = max_queued
-        self._queue: deque[Waiting | ChatrtError] = deque()
+        self._queue: deque[Waiting | Resumed | ChatrtError] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._typed_ahead: Waiting | None = None
         self._typist: asyncio.Task[None] | None = None
@@ -86,6 +98,22 @@ class Lane:
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
 
+    def follow(self, resumed: Resumed) -> None:
+        """Be at work on a resumed response: later creates wait for its end.
+
+        Raises:
+            Conflict: The lane is at work on another one.
+        """
+        if self._worker is not None:
+            at_work = "another response" if self.log is None else f"response {self.log.response_id}"
+            raise Conflict(
+                f"this lane is busy with {at_work}; wait for its end, or resume "
+                f"{resumed.log.response_id} on another lane",
+                param="stream_id",
+            )
+        self._queue.append(resumed)
+        self._worker = asyncio.create_task(self._work())
+
     def type_ahead(self, waiting: Waiting) -> None:
         """Prefill a half-typed prompt once the lane is free; replaces the one before.
 
@@ -102,6 +130,8 @@ class Lane:
                 item = self._queue.popleft()
                 if isinstance(item, ChatrtError):
                     self._host.refuse(self, item)
+                elif isinstance(item, Resumed):
+                    await self._host.follow(self, item)
                 else:
                     await self._host.answer(self, item)
                 self.cancel_asked.clear()

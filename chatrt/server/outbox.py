@@ -72,11 +72,23 @@ class Outbox:
         self._wake()
 
     def attach(
-        self, log: ResponseLog, *, stream_id: str | None, on_sent: Callable[[], None]
+        self,
+        log: ResponseLog,
+        *,
+        stream_id: str | None,
+        on_sent: Callable[[], None],
+        after: int | None = None,
     ) -> None:
-        """Send a log from its start; `on_sent` is called once its end is out, or at `close`."""
-        subscription = log.subscribe(lambda: self._grew(log), stream_id=stream_id)
+        """Send a log from behind event number `after`, or from its start.
+
+        `on_sent` is called once its end is out, or at `close`.
+        """
+        others_lag = log.least_pending_bytes > self._limit_bytes // 2
+        subscription = log.subscribe(lambda: self._grew(log), stream_id=stream_id, after=after)
         self._sources.append(_Source(subscription, on_sent))
+        if others_lag and not log.finished:
+            # One of them may have had it paused, perhaps a dead one that nobody noticed yet.
+            self._service.resume(log.response_id)
         self._wake()
 
     def sends(self, log: ResponseLog) -> bool:

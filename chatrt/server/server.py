@@ -23,6 +23,7 @@ from websockets.typing import Subprotocol
 
 from chatrt.errors import Overloaded, ServerUnavailable
 from chatrt.server.connection import Connection, Peer, report
+from chatrt.server.grace import Graces
 from chatrt.server.handshake import Admitted, Gate, Refused, select_subprotocol
 from chatrt.server.http import (
     OPEN_PATHS,
@@ -67,6 +68,7 @@ class Server:
         self._clock = clock
         self._gate = Gate(settings)
         self._routes = Routes(service)
+        self._graces = Graces(service, settings.disconnect_grace_s)
         self._connections: set[Connection] = set()
         self._server: SocketServer | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -151,6 +153,7 @@ class Server:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._server.close(close_connections=False)
+        self._graces.end()
         closing = [connection.close(code, "the server ends") for connection in self._connections]
         await asyncio.gather(*closing, return_exceptions=True)
         try:
@@ -187,7 +190,9 @@ class Server:
             return
         model = Target.of(socket.request).parameter("model")
         peer = Peer(secrets.token_hex(8), verdict.key_id, model)
-        connection = Connection(socket, self._service, self._settings, peer, self._clock)
+        connection = Connection(
+            socket, self._service, self._settings, peer, self._graces, self._clock
+        )
         self._connections.add(connection)
         self._watch_idleness()
         logger.info("connection %s of key %s opened", peer.connection_id, peer.key_id)

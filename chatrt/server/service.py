@@ -54,6 +54,15 @@ class Service(Protocol):
         """Ask a running response to end; its log then ends soon. False: it had ended already."""
         ...
 
+    def find_log(self, response_id: str, key_id: str) -> ResponseLog:
+        """The log of a response that runs or ended a moment ago, to read it once more.
+
+        Raises:
+            NotFound: There is none of this id and key, or it ended too long ago (code
+                `response_not_found`).
+        """
+        ...
+
     def pause(self, response_id: str) -> None:
         """The client lags: decode no further. Pages stay. Twice is as once."""
         ...

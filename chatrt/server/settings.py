@@ -49,7 +49,7 @@ class ServerSettings:
     max_subscriptions: int = 32
     outbox_bytes: int = 2**20
     slow_client_s: float = 30.0
-    disconnect_grace_s: float = 0.0
+    disconnect_grace_s: float = 30.0
     drain_s: float = 10.0
     idle_exit_s: float | None = None
     wire: WireLimits = field(default_factory=WireLimits)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from chatrt.service.prompts import PlannedPrompt
     from chatrt.text.messages import Message
+    from chatrt.text.prompt import PromptBuilder
+    from chatrt.text.settled import Settled
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import EngineEvent, TokenLogprob, TurnRequest
     from chatrt.wire.log import ResponseLog
@@ -39,7 +41,11 @@ _STATUS = {
 
 @dataclass(slots=True)
 class Answer:
-    """A turn between the engine and its log. `on_finished` is told once, with the last event."""
+    """A turn between the engine and its log. `on_finished` is told once, with the last event.
+
+    `builder` says how the answer will read once another turn follows it; without one, as it is.
+    `turn` is what was kept of it, once it was.
+    """
 
     request: TurnRequest
     planned: PlannedPrompt
@@ -48,8 +54,10 @@ class Answer:
     tokenizer: Tokenizer
     token_timing: bool
     on_finished: Callable[[Answer, FinishedEvent], None]
+    builder: PromptBuilder | None = None
     events: AnswerEvents = field(init=False)
     delta_times_ns: list[int] = field(default_factory=list)
+    turn: StoredTurn | None = None
     log_closed: asyncio.Event = field(default_factory=asyncio.Event)
     _num_held: int = 0
 
@@ -75,6 +83,7 @@ class Answer:
                 kv=kv,
                 delta_times_ns=self.delta_times_ns,
                 first_sent_ns=first_sent_ns,
+                token=self.tokenizer.token,
             )
             if store_error is not None:
                 body["store_error"] = store_error.message
@@ -120,7 +129,9 @@ class Answer:
             kv=self.kv(event),
             delta_times_ns=self.delta_times_ns,
             first_sent_ns=self.log.first_sent_ns,
+            token=self.tokenizer.token,
         )
+        settled = self._settled(event)
         return StoredTurn(
             response_id=self.request.response_id,
             parent_id=self.planned.parent_id,
@@ -132,6 +143,8 @@ class Answer:
             prompt_ids=tuple(self.planned.delta_ids),
             output_ids=event.output_ids,
             is_whole=self.planned.is_whole,
+            settled_from=None if settled is None else settled.start,
+            settled_ids=() if settled is None else settled.token_ids,
             text=event.text,
             status=_STATUS[event.reason],
             usage_json=_json(self.usage(event).body()),
@@ -146,13 +159,21 @@ class Answer:
 
         Its messages are those of the whole chain, from which it can be rendered anew.
         """
+        turn = self.stored(event)
+        num_earlier = len(self.request.token_ids) - len(turn.prompt_ids)
         return replace(
-            self.stored(event),
+            turn,
             parent_id=None,
             input_json=_messages_json([*transcript(earlier), *self.planned.messages]),
             prompt_ids=tuple(self.request.token_ids),
             is_whole=True,
+            settled_from=None if turn.settled_from is None else num_earlier + turn.settled_from,
         )
+
+    def _settled(self, event: FinishedEvent) -> Settled | None:
+        if self.builder is None or self.request.kind is not TurnKind.ANSWER:
+            return None
+        return self.builder.settle(self.planned.delta_ids, event.output_ids)
 
     def _tokens(self, event: TokensEvent) -> None:
         entries = [self._logprob_entry(entry) for entry in event.logprobs]

@@ -91,17 +91,22 @@ class Conversations:
         self._watchers.pop(conversation_id, None)
         return sorted(response_ids)
 
+    async def turn_ids(self, conversation_id: str, key_id: str) -> list[str]:
+        """Ids of all its turns, stored or not."""
+        turn_ids = set(self._history.of_conversation(conversation_id))
+        if self._store is not None and conversation_id not in self._unstored:
+            turn_ids.update(await asyncio.to_thread(self._store.turn_ids, conversation_id, key_id))
+        return sorted(turn_ids)
+
     async def listed(self, query: str | None, key_id: str) -> list[dict[str, Any]]:
         """The key's conversations, newest first; with `query` those that contain it."""
         text = query or ""
         found: list[StoredConversation] = []
         if self._store is not None:
             found = await asyncio.to_thread(self._store.list_conversations, key_id, text)
-        found += [
-            self._counted(one)
-            for key, one in self._unstored.values()
-            if key == key_id and text.casefold() in (one.title or "").casefold()
-        ]
+        for key, one in list(self._unstored.values()):
+            if key == key_id and await self._contains(one, key_id, text.strip().casefold()):
+                found.append(self._counted(one))
         return [_body(one) for one in sorted(found, key=lambda one: -one.updated_at)]
 
     async def items(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
@@ -165,14 +170,17 @@ class Conversations:
         key_id: str,
         connection_id: str,
         on_log: OnLog,
-        running: Sequence[ResponseLog],
+        running: Callable[[], Sequence[ResponseLog]],
     ) -> Callable[[], None]:
-        """Report running responses now and later ones as they begin; returns what ends that."""
+        """Report running responses now and later ones as they begin; returns what ends that.
+
+        `running` is asked in the moment from which on later ones are announced: none falls between.
+        """
         await self.require(conversation_id, key_id)
         watcher = (connection_id, on_log)
         watchers = self._watchers.setdefault(conversation_id, [])
         watchers.append(watcher)
-        for log in running:
+        for log in running():
             on_log(log)
 
         def end() -> None:
@@ -187,6 +195,14 @@ class Conversations:
             for watcher_id, on_log in tuple(self._watchers.get(log.conversation_id, ())):
                 if watcher_id != connection_id:
                     on_log(log)
+
+    async def _contains(self, one: StoredConversation, key_id: str, text: str) -> bool:
+        """Whether the title or a message of a conversation in memory has `text`, in any case."""
+        if text in (one.title or "").casefold():
+            return True
+        response_ids = self._history.of_conversation(one.conversation_id)
+        turns = [await self._history.turn(response_id, key_id) for response_id in response_ids]
+        return any(text in item.text.casefold() for turn in turns for item in turn_items(turn))
 
     def _counted(self, conversation: StoredConversation) -> StoredConversation:
         turns = self._history.of_conversation(conversation.conversation_id)

@@ -48,6 +48,10 @@ class DeferredService:
         """See the interface."""
         return await self._loaded.cancel(response_id, key_id)
 
+    def find_log(self, response_id: str, key_id: str) -> ResponseLog:
+        """See the interface."""
+        return self._loaded.find_log(response_id, key_id)
+
     def pause(self, response_id: str) -> None:
         """See the interface."""
         self._loaded.pause(response_id)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from chatrt.errors import InvalidValue
 from chatrt.percentiles import percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from chatrt.turn import FinishedEvent, KVFigures, SpeculationFigures, Stamps
+    from chatrt.turn import Divergence, FinishedEvent, KVFigures, SpeculationFigures, Stamps
 
 
 def turn_figures(
@@ -24,8 +25,13 @@ def turn_figures(
     kv: KVFigures,
     delta_times_ns: Sequence[int],
     first_sent_ns: int | None,
+    token: Callable[[int], str],
 ) -> dict[str, Any]:
-    """The object for a terminal event; `first_sent_ns` is None if no text was sent."""
+    """The object for a terminal event.
+
+    `first_sent_ns` is None if no text was sent; `token` spells a token id, and raises
+    `InvalidValue` for one that the vocabulary lacks.
+    """
     stamps.sent_ns = first_sent_ns or 0
     num_gaps = finished.num_generated - 1
     decode_ms = (finished.last_token_ns - finished.first_token_ns) / 1e6
@@ -37,7 +43,7 @@ def turn_figures(
         "tpot_ms": _rounded(decode_ms / num_gaps) if timed else None,
         "gap_ms": gap_figures(delta_times_ns),
         "decode_tps": _rounded(num_gaps / decode_ms * 1e3) if timed else None,
-        "kv": _kv(kv),
+        "kv": _kv(kv, token),
         "seed": finished.seed,
         "speculation": _speculation(finished.speculation),
         "clock": {"received_ns": stamps.received_ns, "first_sent_ns": first_sent_ns},
@@ -60,17 +66,41 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _kv(kv: KVFigures) -> dict[str, Any]:
+def _kv(kv: KVFigures, token: Callable[[int], str]) -> dict[str, Any]:
     return {
+        "prefix": kv.prefix,
         "reused_tokens": kv.reused_tokens,
+        "restored_tokens": kv.restored_tokens,
+        "restored_from": kv.restored_from,
         "computed_tokens": kv.computed_tokens,
         "typed_ahead_tokens": kv.typed_ahead_tokens,
         "dropped_turns": kv.dropped_turns,
         "resident_pages": kv.resident_pages,
         "shared_pages": kv.shared_pages,
         "miss_reason": kv.miss_reason,
-        "first_divergence": kv.first_divergence,
+        "first_divergence": _divergence(kv.first_divergence, token),
     }
+
+
+def _divergence(
+    divergence: Divergence | None, token: Callable[[int], str]
+) -> dict[str, Any] | None:
+    if divergence is None:
+        return None
+    return {
+        "position": divergence.position,
+        "held": _spelled(divergence.held, token),
+        "asked": _spelled(divergence.asked, token),
+    }
+
+
+def _spelled(token_id: int | None, token: Callable[[int], str]) -> dict[str, Any] | None:
+    if token_id is None:
+        return None
+    try:
+        return {"id": token_id, "text": token(token_id)}
+    except InvalidValue:  # a padded output layer has ids that the vocabulary does not name
+        return {"id": token_id, "text": ""}
 
 
 def _speculation(figures: SpeculationFigures) -> dict[str, Any]:

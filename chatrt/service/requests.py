@@ -25,7 +25,8 @@ class ServiceSettings:
     """What the service needs to know of the model and the limits.
 
     `max_output_tokens` caps every answer (None: the context does); `max_input_tokens` caps one
-    turn's sequence. `share_prefixes` lets keys share KV pages.
+    turn's sequence. `share_prefixes` lets keys share KV pages. An answer that ended can be replayed
+    for `resume_window_s`.
     """
 
     model: str
@@ -34,6 +35,7 @@ class ServiceSettings:
     max_output_tokens: int | None = None
     max_input_tokens: int | None = None
     share_prefixes: bool = False
+    resume_window_s: float = 60.0
     model_aliases: frozenset[str] = field(default_factory=frozenset)
 
 

@@ -17,8 +17,10 @@ from chatrt.service.answer import Answer
 from chatrt.service.conversations import Conversations
 from chatrt.service.history import History
 from chatrt.service.prompts import PromptPlanner
+from chatrt.service.recent import RecentLogs
 from chatrt.service.requests import RequestReader, num_drafts
 from chatrt.service.responses import stored_response
+from chatrt.service.upkeep import Upkeep
 from chatrt.text.prompt import PromptBuilder
 from chatrt.turn import FinishedEvent, FinishReason, Stamps, TurnKind, TurnRequest
 from chatrt.wire.events import ResponseFields
@@ -28,6 +30,7 @@ from chatrt.wire.log import ResponseLog
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from chatrt.archive import Archive
     from chatrt.host import EngineHost
     from chatrt.metrics import Metrics
     from chatrt.server.service import CallContext, OnLog
@@ -50,7 +53,8 @@ class ChatService:
     """Implements `chatrt.server.service.Service`.
 
     `store` None keeps nothing on disk because nobody wants it; an error there says why nothing can
-    be kept, which each turn then reports.
+    be kept, which each turn then reports. `archive` is where KV pages are kept that left the
+    device.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class ChatService:
         *,
         clock: Callable[[], int] = time.perf_counter_ns,
         now: Callable[[], float] = time.time,
+        archive: Archive | None = None,
     ) -> None:
         self._host = host
         self._tokenizer = tokenizer
@@ -73,11 +78,15 @@ class ChatService:
         self._clock = clock
         self._now = now
         self._requests = RequestReader(settings, tokenizer.vocab_size)
+        self._builder = PromptBuilder(tokenizer)
         self._planner = PromptPlanner(
-            PromptBuilder(tokenizer), model=settings.model, max_context=settings.max_context
+            self._builder, model=settings.model, max_context=settings.max_context
         )
         self._history = History(self._store)
+        self._archive = archive
+        self._upkeep = Upkeep(host, self._planner, self._history, archive)
         self._answers: dict[str, Answer] = {}
+        self._recent = RecentLogs(window_s=settings.resume_window_s)
         self._conversations = Conversations(self._store, self._history, now=now)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -98,11 +107,13 @@ class ChatService:
             num_history=planned.num_history,
             sampling=sampling,
             parent_id=planned.tip_id,
-            salt="" if self._settings.share_prefixes else context.key_id,
+            salt=self._salt(context.key_id),
             owner=context.key_id,
             priority=message.chatrt.priority,
             typed_ahead_key=context.lane_key,
             speculation_tokens=num_drafts(message),
+            archived=message.store and self._store is not None,
+            pin_ms=message.chatrt.pin_s * 1e3,
             stamps=Stamps(received_ns=context.received_ns, tokenized_ns=self._clock()),
         )
         fields = ResponseFields.of(
@@ -120,6 +131,7 @@ class ChatService:
             tokenizer=self._tokenizer,
             token_timing=message.chatrt.timing == "token",
             on_finished=self._finished,
+            builder=self._builder,
         )
         self._answers[response_id] = answer
         answer.events.start()
@@ -132,9 +144,17 @@ class ChatService:
         """Ask a running response to end; False if it had ended already."""
         answer = self._answers.get(response_id)
         if answer is None or answer.log.key_id != key_id:
-            await self._history.turn(response_id, key_id)
+            if self._recent.response(response_id, key_id) is None:
+                await self._history.turn(response_id, key_id)
             return False
         return await self._host.call(lambda engine: engine.cancel(response_id))
+
+    def find_log(self, response_id: str, key_id: str) -> ResponseLog:
+        """The log of a response that runs or ended a moment ago."""
+        answer = self._answers.get(response_id)
+        if answer is not None and answer.log.key_id == key_id:
+            return answer.log
+        return self._recent.find(response_id, key_id)
 
     def pause(self, response_id: str) -> None:
         """The client lags: decode no further."""
@@ -157,7 +177,8 @@ class ChatService:
         answer = self._answers.get(response_id)
         if answer is not None and answer.log.key_id == key_id:
             return answer.events.snapshot()
-        return stored_response(await self._history.turn(response_id, key_id))
+        recent = self._recent.response(response_id, key_id)
+        return recent or stored_response(await self._history.turn(response_id, key_id))
 
     async def delete_response(self, response_id: str, key_id: str) -> None:
         """Forget a response: its text, its ids, the KV pages that only it needs."""
@@ -165,12 +186,18 @@ class ChatService:
         if answer is not None and answer.log.key_id == key_id:
             self.abandon(response_id)
             await answer.log_closed.wait()
+        recent = self._recent.response(response_id, key_id)
+        if recent is not None:
+            self._recent.forget([response_id])
+            if recent["status"] == "failed":
+                return  # no history ever had it
         turn = await self._history.turn(response_id, key_id)
+        sequences = await self._upkeep.sequences([response_id], key_id, self._salt(key_id))
         if self._store is not None and await self._history.is_on_disk(response_id, key_id):
             await asyncio.wrap_future(self._store.delete_turn(response_id, key_id))
         self._history.forget([response_id])
         await self._conversations.deleted(turn)
-        self._host.post(lambda engine: engine.forget([response_id]))
+        await self._upkeep.wipe([response_id], sequences)
 
     # Conversations -------------------------------------------------------------------------------
 
@@ -190,12 +217,15 @@ class ChatService:
         self, message: ConversationSubscribe, context: CallContext, on_log: OnLog
     ) -> Callable[[], None]:
         """Call `on_log` for each response of the conversation; returns what ends that."""
-        running = [
-            answer.log
-            for answer in self._answers.values()
-            if answer.log.conversation_id == message.id
-            and answer.request.kind is not TurnKind.TYPED_AHEAD
-        ]
+
+        def running() -> list[ResponseLog]:
+            return [
+                answer.log
+                for answer in self._answers.values()
+                if answer.log.conversation_id == message.id
+                and answer.request.kind is not TurnKind.TYPED_AHEAD
+            ]
+
         return await self._conversations.subscribe(
             message.id, context.key_id, context.connection_id, on_log, running
         )
@@ -207,8 +237,11 @@ class ChatService:
         for answer in running:
             self.abandon(answer.log.response_id)
             await answer.log_closed.wait()
+        turn_ids = await self._conversations.turn_ids(conversation_id, key_id)
+        sequences = await self._upkeep.sequences(turn_ids, key_id, self._salt(key_id))
         response_ids = await self._conversations.delete(conversation_id, key_id)
-        self._host.post(lambda engine: engine.forget(response_ids))
+        self._recent.forget_conversation(conversation_id)
+        await self._upkeep.wipe(response_ids, sequences)
 
     async def conversation_items(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
         """The messages along the newest branch, oldest first."""
@@ -245,7 +278,9 @@ class ChatService:
 
     async def metrics(self) -> bytes:
         """Metrics in Prometheus' text format; the pages are counted between two steps."""
-        return self._metrics.render(await self._host.call(lambda e: e.sessions.figures()))
+        pool = await self._host.call(lambda engine: engine.sessions.figures())
+        archive = None if self._archive is None else self._archive.figures()
+        return self._metrics.render(pool, archive)
 
     # Steps of a turn -----------------------------------------------------------------------------
 
@@ -287,6 +322,10 @@ class ChatService:
             )
         return planned
 
+    def _salt(self, key_id: str) -> str:
+        """Separates the KV pages of keys, unless they share prefixes."""
+        return "" if self._settings.share_prefixes else key_id
+
     def _finished(self, answer: Answer, event: FinishedEvent) -> None:
         task = asyncio.ensure_future(self._close(answer, event))
         self._tasks.add(task)
@@ -309,7 +348,14 @@ class ChatService:
         finally:
             answer.close(event, store_error=store_error)
             del self._answers[answer.request.response_id]
+            # Of a half-typed prompt nobody asks again, and a deleted conversation has no answers.
+            if answer.request.kind is not TurnKind.TYPED_AHEAD and not isinstance(
+                store_error, NotFound
+            ):
+                self._recent.keep(answer.log)
             answer.log_closed.set()
+        if answer.turn is not None:
+            await self._upkeep.prepare(answer.turn, salt=answer.request.salt)
 
     async def _keep(self, answer: Answer, event: FinishedEvent) -> ChatrtError | None:
         turn = answer.stored(event)
@@ -323,6 +369,7 @@ class ChatService:
             turn = answer.stored_whole(event, await self._history.known_chain(parent_id, key_id))
         self._history.add(turn, on_disk=False)
         self._conversations.ended(turn)
+        answer.turn = turn
         try:
             if wanted and self._store is not None:
                 await asyncio.wrap_future(self._store.save_turn(turn))
@@ -330,8 +377,10 @@ class ChatService:
             elif turn.conversation_id is not None:
                 await self._conversations.require(turn.conversation_id, key_id)
         except NotFound as error:  # the conversation was deleted meanwhile: so is its turn
+            answer.turn = None
             self._history.forget([turn.response_id])
-            self._host.post(lambda engine: engine.forget([turn.response_id]))
+            ids = [*answer.request.token_ids, *event.output_ids]
+            await self._upkeep.wipe([turn.response_id], [(answer.request.salt, ids)])
             return error
         except ChatrtError as error:
             _log.warning("a turn is kept in memory only: %s", error)

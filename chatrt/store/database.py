@@ -20,15 +20,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 5.0
 
 # The pair (id, key_id) is what a turn refers to, so a turn cannot be filed under another key's
-# conversation, nor under one that was deleted while the turn ran. IF NOT EXISTS: two processes may
-# open a new file at once.
-_SCHEMA = """
-BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS conversations (
+# conversation, nor under one that was deleted while the turn ran.
+_TABLES = """
+CREATE TABLE conversations (
     id TEXT PRIMARY KEY,
     key_id TEXT NOT NULL,
     title TEXT,
@@ -36,7 +33,7 @@ CREATE TABLE IF NOT EXISTS conversations (
     updated_at REAL NOT NULL,
     UNIQUE (id, key_id)
 );
-CREATE TABLE IF NOT EXISTS turns (
+CREATE TABLE turns (
     response_id TEXT PRIMARY KEY,
     parent_id TEXT,
     conversation_id TEXT,
@@ -56,10 +53,22 @@ CREATE TABLE IF NOT EXISTS turns (
     is_whole INTEGER NOT NULL,
     FOREIGN KEY (conversation_id, key_id) REFERENCES conversations (id, key_id) ON DELETE CASCADE
 );
-CREATE INDEX IF NOT EXISTS turns_by_conversation ON turns (conversation_id, created_at);
-CREATE INDEX IF NOT EXISTS conversations_by_key ON conversations (key_id, updated_at);
-PRAGMA user_version = 1;
-COMMIT;
+CREATE INDEX turns_by_conversation ON turns (conversation_id, created_at);
+CREATE INDEX conversations_by_key ON conversations (key_id, updated_at);
+"""
+_SETTLED = """
+ALTER TABLE turns ADD COLUMN settled_from INTEGER;
+ALTER TABLE turns ADD COLUMN settled_ids BLOB NOT NULL DEFAULT x'';
+"""
+# Step n makes schema n + 1 out of schema n, which for a new file is 0.
+_STEPS = (_TABLES, _SETTLED)
+SCHEMA_VERSION = len(_STEPS)
+# A file of version 1 that cannot be upgraded, as this version would read it.
+_VIEW_OF_1 = """
+CREATE TEMP VIEW turns AS SELECT rowid, response_id, parent_id, conversation_id, key_id, model,
+    instructions, input_json, prompt_ids, output_ids, text, status, usage_json, timing_json,
+    params_json, created_at, seed, is_whole, NULL AS settled_from, x'' AS settled_ids
+FROM main.turns
 """
 
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -85,7 +94,8 @@ def store_error(path: Path, verb: str, error: sqlite3.Error | OSError) -> StoreE
 def open_writer(path: Path) -> sqlite3.Connection:
     """A connection that may write, to a file with the current schema; a corrupt file is set aside.
 
-    Reads the whole file once to check it (about 1 s per GB).
+    Reads the whole file once to check it (about 1 s per GB). An older chatrt's file is upgraded in
+    place.
 
     Raises:
         StoreError: It cannot be opened for writing, or a newer chatrt wrote it.
@@ -148,18 +158,36 @@ def _open_checked(path: Path) -> sqlite3.Connection:
             error = sqlite3.DatabaseError(answer)
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise error
-        if _version(connection) == 0:
-            connection.executescript(_SCHEMA)
+        if _version(connection) < SCHEMA_VERSION:
+            _upgrade(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Make the tables, or bring older ones up to date; all of it or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Read again inside: another process may have been faster.
+        for step in _STEPS[_version(connection) :]:
+            for statement in step.split(";"):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
 def _connect_read_only(path: Path, mode: str) -> sqlite3.Connection:
     connection = _connect(f"{path.absolute().as_uri()}?{mode}")
     try:
         _check_version(connection, path)
+        if _version(connection) == 1:
+            connection.execute(_VIEW_OF_1)
     except BaseException:
         connection.close()
         raise

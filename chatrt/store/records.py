@@ -22,7 +22,10 @@ class StoredTurn:
     """One turn: what was asked, what was answered, and the ids that both have in the context.
 
     `prompt_ids` are the delta's: from the end of the parent's sequence to the start of the answer.
-    The whole sequence is therefore `prompt_ids + output_ids` of every turn of its chain, in order.
+    The whole sequence is therefore `prompt_ids + output_ids` of the turn itself, in front of which
+    stand the `settled_sequence` of every earlier turn of its chain, in order. Where a template
+    changes an answer once another turn follows, `settled_from` is the index into the turn's own
+    `prompt_ids + output_ids` behind which its settled sequence goes on with `settled_ids`.
     Where the front of the sequence changed (other instructions, dropped turns), `is_whole` is set
     and `prompt_ids` start at the beginning, whatever the parents hold. `input_json` is the
     request's `input` as JSON: a text, or a list of items; `params_json` is what the response object
@@ -46,6 +49,20 @@ class StoredTurn:
     created_at: float
     seed: int | None = None
     is_whole: bool = False
+    settled_from: int | None = None
+    settled_ids: tuple[int, ...] = ()
+
+    @property
+    def own_sequence(self) -> tuple[int, ...]:
+        """The turn's own ids, as they were read and generated."""
+        return self.prompt_ids + self.output_ids
+
+    @property
+    def settled_sequence(self) -> tuple[int, ...]:
+        """The turn's own ids, as they read once another turn follows."""
+        if self.settled_from is None:
+            return self.own_sequence
+        return self.own_sequence[: self.settled_from] + self.settled_ids
 
 
 @dataclass(frozen=True, slots=True)

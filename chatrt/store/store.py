@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _COLUMNS = tuple(one.name for one in fields(StoredTurn))
+_ID_COLUMNS = ("prompt_ids", "output_ids", "settled_ids")
 _NAMES = ", ".join(_COLUMNS)
 _INSERT_TURN = f"INSERT INTO turns ({_NAMES}) VALUES ({', '.join(':' + one for one in _COLUMNS)})"
 _TURN = f"SELECT {_NAMES} FROM turns WHERE response_id = ? AND key_id = ?"
@@ -65,6 +66,9 @@ WHERE c.key_id = :key AND (
 )
 ORDER BY c.updated_at DESC, c.rowid DESC
 """
+_TURN_IDS = (
+    "SELECT response_id FROM turns WHERE conversation_id = ? AND key_id = ? ORDER BY created_at"
+)
 _CONVERSATION = """
 SELECT 1 FROM conversations WHERE id = ? AND key_id = ?
 """
@@ -131,8 +135,7 @@ class Store:
         when the conversation is gone or another key's, StoreError when it cannot be written.
         """
         row = {name: getattr(turn, name) for name in _COLUMNS}
-        row["prompt_ids"] = pack_ids(turn.prompt_ids)
-        row["output_ids"] = pack_ids(turn.output_ids)
+        row |= {name: pack_ids(getattr(turn, name)) for name in _ID_COLUMNS}
 
         def run(connection: sqlite3.Connection) -> None:
             if turn.conversation_id is not None:
@@ -237,6 +240,10 @@ class Store:
         rows = self._read(_CONVERSATIONS, {"key": key_id, "query": query.strip().casefold()})
         return [StoredConversation(*row) for row in rows]
 
+    def turn_ids(self, conversation_id: str, key_id: str) -> list[str]:
+        """Response ids of a conversation's turns, oldest first; none of another key's."""
+        return [row[0] for row in self._read(_TURN_IDS, (conversation_id, key_id))]
+
     def newest_response_id(self, conversation_id: str, key_id: str) -> str | None:
         """The conversation's last turn, or None while it is empty.
 
@@ -282,8 +289,7 @@ class Store:
 
 def _turn(row: tuple[Any, ...]) -> StoredTurn:
     values = dict(zip(_COLUMNS, row, strict=True))
-    values["prompt_ids"] = unpack_ids(values["prompt_ids"])
-    values["output_ids"] = unpack_ids(values["output_ids"])
+    values |= {name: unpack_ids(values[name]) for name in _ID_COLUMNS}
     values["is_whole"] = bool(values["is_whole"])
     return StoredTurn(**values)
 

@@ -34,6 +34,7 @@ class ScriptedDrafter:
 
     name = "scripted"
     kv = None
+    paired = False
 
     def __init__(
         self,

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from chatrt.batch import BatchBuilder
+from chatrt.cost_model import LinearCostModel
 from chatrt.engine import Engine, EngineLimits, Target
 from chatrt.kvcache import KVCache
 from chatrt.models.decoder import Decoder
 from chatrt.pages import PageAllocator
 from chatrt.params import SamplingParams
 from chatrt.prefix import PrefixTree
-from chatrt.scheduler import LinearCostModel, Scheduler, SchedulerLimits
-from chatrt.session import SessionManager
+from chatrt.scheduler import Scheduler, SchedulerLimits
+from chatrt.session_manager import SessionManager
 from chatrt.testing.models import tiny_config, tiny_model
 from chatrt.turn import FinishedEvent, StartedEvent, TokensEvent, TurnKind, TurnRequest
 from chatrt_kernels.ops import KVLayout

@@ -26,8 +26,9 @@ class ScriptedAnswer:
     """How the server answers one `response.create`.
 
     `pieces` go out as one text delta each, `first_delay_s` before the first and `delay_s` before
-    each later one. After `drop_after` deltas the connection is aborted (`forgets` decides whether
-    the response is then unknown, as after a crash); `error` is sent instead of an answer.
+    each later one. After `drop_after` deltas the connection is aborted, which cancels the answer
+    (`forgets` decides whether it is then unknown, as after a crash) unless it `survives`: then it
+    goes on, and can be resumed until the server stops. `error` is sent instead of an answer.
     """
 
     pieces: Sequence[str] = ("Hello",)
@@ -35,6 +36,7 @@ class ScriptedAnswer:
     first_delay_s: float = 0.0
     drop_after: int | None = None
     forgets: bool = False
+    survives: bool = False
     error: Mapping[str, Any] | None = None
     failure: Mapping[str, Any] | None = None
     timing: Mapping[str, Any] = field(default_factory=dict)
@@ -72,7 +74,7 @@ async def play(
         response["output"] = [_item(item_id, "".join(sent), "in_progress")]
         delta = {"delta": piece, "logprobs": [], "response_id": response["id"]}
         await event("response.output_text.delta", **where, **delta)
-        if script.drop_after == len(sent):
+        if script.drop_after == len(sent) and not script.survives:
             finish(response, script, num_tokens=len(sent), cancelled=True)
             raise Dropped
     item = _item(item_id, "".join(sent), "completed")

@@ -9,11 +9,12 @@ Source: PROTOCOL 1 to 4.
 from __future__ import annotations
 
 import asyncio
+import copy
 import http
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -23,6 +24,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from chatrt.client.messages import DELTA_TYPE, TERMINAL_TYPES
 from chatrt.testing.scripted_answer import (
     Dropped,
     ScriptedAnswer,
@@ -45,6 +47,15 @@ class _Turn:
     conversation_id: str | None
     parent_id: str | None
     user_text: str
+    events: list[dict[str, Any]] = field(default_factory=list)
+    survives: bool = False
+    grew: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, event: dict[str, Any]) -> None:
+        # Copied: the response object in it goes on to change.
+        self.events.append(copy.deepcopy(event))
+        self.grew.set()
+        self.grew = asyncio.Event()
 
     @property
     def text(self) -> str:
@@ -79,6 +90,7 @@ class ScriptedServer:
         self._turns: dict[str, _Turn] = {}
         self._conversations: dict[str, _Conversation] = {}
         self._running: dict[str, tuple[str | None, asyncio.Event]] = {}
+        self._surviving: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -97,7 +109,12 @@ class ScriptedServer:
         self._port = next(iter(self._server.sockets)).getsockname()[1]
 
     async def stop(self) -> None:
-        """Abort every connection and stop listening."""
+        """Abort every connection and answer, and stop listening."""
+        for task in self._surviving:
+            task.cancel()
+        await asyncio.gather(*self._surviving, return_exceptions=True)
+        for turn in self._turns.values():
+            turn.survives = False
         if self._server is not None:
             for connection in list(self._server.connections):
                 connection.transport.abort()
@@ -135,6 +152,8 @@ class ScriptedServer:
                 await self._create(connection, message)
             case "response.cancel":
                 self._cancel(message)
+            case "chatrt.resume":
+                await self._resume(connection, message)
             case "chatrt.conversation.create":
                 made = self._make_conversation(message.get("title") or "")
                 await _send(connection, {"type": f"{message['type']}d", "conversation": made})
@@ -148,6 +167,21 @@ class ScriptedServer:
                 "response_id" not in message and lane == message.get("stream_id")
             ):
                 cancelled.set()
+
+    async def _resume(self, connection: ServerConnection, message: dict[str, Any]) -> None:
+        lane = {"stream_id": message["stream_id"]} if "stream_id" in message else {}
+        turn = self._turns.get(message["response_id"])
+        if turn is None or not turn.survives:
+            missing = f"response {message['response_id']} cannot be resumed"
+            error = {"code": "response_not_found", "message": missing}
+            await _send(connection, {"type": "error", "status": 404, "error": error, **lane})
+            return
+        number = message.get("after_sequence_number", -1) + 1
+        while number == 0 or turn.events[number - 1]["type"] not in TERMINAL_TYPES:
+            if number == len(turn.events):
+                await turn.grew.wait()
+            await _send(connection, {**turn.events[number], **lane})
+            number += 1
 
     def _make_conversation(self, title: str) -> dict[str, Any]:
         made = _Conversation(f"conv_{next(self._counter)}", title, int(time.time()))
@@ -169,7 +203,14 @@ class ScriptedServer:
             )
             return
         turn = self._open_turn(message, parent_id)
-        await self._answer(connection, turn, script, lane)
+        turn.survives = script.survives
+        answering = self._answer(connection, turn, script, lane)
+        if not script.survives:
+            await answering
+            return
+        task = asyncio.create_task(answering)
+        self._surviving.add(task)
+        task.add_done_callback(self._surviving.discard)
 
     def _open_turn(self, message: dict[str, Any], parent_id: str | None) -> _Turn:
         parent = self._turns.get(parent_id or "")
@@ -199,7 +240,15 @@ class ScriptedServer:
         self._running[response["id"]] = (lane.get("stream_id"), cancelled)
 
         async def send(event: dict[str, Any]) -> None:
-            await _send(connection, {**event, **lane})
+            turn.add(event)
+            try:
+                await _send(connection, {**event, **lane})
+            except ConnectionClosed:
+                if not script.survives:
+                    raise
+            num_deltas = sum(one["type"] == DELTA_TYPE for one in turn.events)
+            if script.survives and event["type"] == DELTA_TYPE and num_deltas == script.drop_after:
+                connection.transport.abort()
 
         try:
             await play(script, response, send, cancelled)

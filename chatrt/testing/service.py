@@ -116,6 +116,16 @@ class ScriptedService:
         response.unpaused.set()
         return running
 
+    def find_log(self, response_id: str, key_id: str) -> ResponseLog:
+        """The log of any response that was not deleted, however long ago it ended."""
+        if not self._owns(response_id, key_id):
+            raise NotFound(
+                f"response {response_id} cannot be resumed",
+                param="response_id",
+                code="response_not_found",
+            )
+        return self.responses[response_id].log
+
     def pause(self, response_id: str) -> None:
         """Stop the words."""
         self.paused.append(response_id)

@@ -10,17 +10,40 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from chatrt.errors import InvalidValue
+from chatrt.text.messages import Message
+from chatrt.text.settled import Settler, num_same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chatrt.text.messages import Message
+    from chatrt.text.settled import Settled
     from chatrt.text.tokenizer import Tokenizer
 
 # Put into a control token that a message spells, so that it is tokenised in two parts. Plain
 # letters: templates trim and split on other things.
 _BREAK = "QzChatrtBreakZq"
+# Beginnings of a message that a tokenizer may join, each in its own way, with what is before it.
+_BEGINNINGS = (
+    "",
+    "x",
+    " x",
+    "  x",
+    "\n",
+    "\n\n",
+    "\n\nx",
+    "\r\n",
+    "\t",
+    "1",
+    ".",
+    "<",
+    "é",
+    "日",
+    "🎉",
+)
 
 
 class PromptBuilder:
@@ -41,6 +64,10 @@ class PromptBuilder:
         self._template = tokenizer.template
         controls = sorted(filter(None, map(tokenizer.token, tokenizer.special_ids)))
         self._controls = re.compile("|".join(map(re.escape, controls)) or r"(?!)")
+        # Bounded: people's own system messages are among the keys.
+        self._opening = lru_cache(maxsize=64)(self._template.render_opening)
+        self._settler = Settler(tokenizer, self._encode_seam)
+        self._glues: dict[int | None, tuple[int, ...]] = {}
 
     def first_prompt(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
@@ -57,14 +84,20 @@ class PromptBuilder:
         *,
         tip_ids: Sequence[int],
         add_generation_prompt: bool = True,
+        front: tuple[Message, ...] = (),
     ) -> list[int]:
         """The ids to append to an answer: what closes it, `messages`, the next answer's opening.
 
-        An end-of-turn token that the answer already ends with is not repeated.
+        An end-of-turn token that the answer already ends with is not repeated. `front` are the
+        system messages that the chat began with: they may decide how an answer is opened.
         """
         delta = self._template.render_delta(
             self._disarmed(messages), add_generation_prompt=add_generation_prompt
         )
+        if front and add_generation_prompt:
+            plain, own = self._opening(()), self._opening(front)
+            if plain != own and delta.endswith(plain):
+                delta = delta[: len(delta) - len(plain)] + own
         return self._without_doubled_end(self._encode(delta, behind=True), tip_ids)
 
     def open_first(self, messages: Sequence[Message]) -> list[int]:
@@ -79,6 +112,47 @@ class PromptBuilder:
         delta = self._template.render_open_delta(messages)
         ids = self._encode_stable(delta, _num_glue_chars(delta, messages), behind=True)
         return self._without_doubled_end(ids, tip_ids)
+
+    def settle(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Settled | None:
+        """How an answered turn reads once another follows it, or None if it stays as it is.
+
+        `prompt_ids` end with the answer's opening; how far in front of that they begin does not
+        matter. A template that refuses the answer changes nothing.
+        """
+        return self._settler.settle(prompt_ids, output_ids)
+
+    def glue(self, tip_ids: Sequence[int]) -> list[int]:
+        """The ids with which every next user's turn begins behind a tip; none if none are certain.
+
+        They begin whatever `follow_up` and `open_follow_up` return for one message of a user.
+        """
+        end = tip_ids[-1] if tip_ids and tip_ids[-1] in self._tokenizer.special_ids else None
+        glue = self._glues.get(end)
+        if glue is None:
+            glue = self._glues[end] = self._common_glue(tip_ids[-1:])
+        return list(glue)
+
+    def _common_glue(self, tip_ids: Sequence[int]) -> tuple[int, ...]:
+        common: list[int] | None = None
+        for beginning in _BEGINNINGS:
+            message = Message("user", beginning)
+            try:
+                half_typed = self.open_follow_up([message], tip_ids=tip_ids)
+                sent = self.follow_up([message], tip_ids=tip_ids)
+            except InvalidValue:
+                return ()
+            ids = half_typed[: num_same(half_typed, sent)]
+            common = ids if common is None else common[: num_same(common, ids)]
+        return tuple(common or ())
+
+    def _encode_seam(self, text: str, answer: str) -> list[int]:
+        """The ids of `text`, in which control tokens that the answer spells stay ordinary text."""
+        spelled = set(self._controls.findall(answer))
+
+        def broken(match: re.Match[str]) -> str:
+            return match[0][0] + _BREAK + match[0][1:] if match[0] in spelled else match[0]
+
+        return self._encode(self._controls.sub(broken, text), behind=True)
 
     def _disarmed(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with a break behind the first letter of every control token in them."""

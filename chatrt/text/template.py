@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 # Plain letters, so that templates which trim, strip or split content leave them alone.
 _SENTINEL = "QzChatrtBoundaryZq"
+_ANSWER_SENTINEL = "QzChatrtAnswerZq"
 _PLACEHOLDER = Message("user", "x")
+_MARKED = Message("user", _SENTINEL)
 
 
 class ChatTemplate:
@@ -120,6 +122,42 @@ class ChatTemplate:
         delta, found_last, _ = behind.rpartition(_SENTINEL)
         _check_kept(found_first and found_last, "the last message")
         return delta
+
+    def render_opening(self, front: Sequence[Message] = ()) -> str:
+        """The text between a user's message and the first character of its answer.
+
+        `front` are system messages, which may switch reasoning off.
+
+        Raises:
+            InvalidValue: The template refuses so short a chat, or leaves the user's message out.
+        """
+        text = self.render([*front, _MARKED], add_generation_prompt=True)
+        _, found, opening = text.rpartition(_SENTINEL)
+        _check_kept(found, "the last message")
+        return opening
+
+    def render_answered(self, answer: str) -> str:
+        """The text between a user's message and the next one, with an answer in the middle.
+
+        Raises:
+            InvalidValue: The template refuses the chat, or leaves one of the two messages out.
+        """
+        chat = [_MARKED, Message("assistant", answer), _MARKED]
+        text = self.render(chat, add_generation_prompt=False)
+        _, found_first, behind = text.partition(_SENTINEL)
+        between, found_last, _ = behind.rpartition(_SENTINEL)
+        _check_kept(found_first and found_last, "a user's message")
+        return between
+
+    def render_closing(self) -> str:
+        """The text between the last character of an answer and the user's next message.
+
+        Raises:
+            InvalidValue: As `render_answered`, or the template leaves the answer out.
+        """
+        _, found, closing = self.render_answered(_ANSWER_SENTINEL).partition(_ANSWER_SENTINEL)
+        _check_kept(found, "the answer")
+        return closing
 
     def _render_marked(self, messages: Sequence[Message]) -> str:
         *earlier, last = messages

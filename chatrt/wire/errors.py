@@ -24,11 +24,19 @@ def error_body(error: ChatrtError) -> dict[str, Any]:
     }
 
 
-def error_event(error: ChatrtError, stream_id: str | None = None) -> Event:
-    """The error event; `stream_id` is there exactly if the request had a readable one."""
+def error_event(
+    error: ChatrtError, stream_id: str | None = None, *, partial: bool = False
+) -> Event:
+    """The error event; `stream_id` is there exactly if the request had a readable one.
+
+    `partial` marks it as being about a half-typed prompt: that one shares its lane with the
+    question that it becomes, and an error names no response.
+    """
     event: Event = {"type": "error", "status": error.status, "error": error_body(error)}
     if stream_id is not None:
         event["stream_id"] = stream_id
+    if partial:
+        event["chatrt"] = {"partial": True}
     return event
 
 

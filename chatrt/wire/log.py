@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from chatrt.errors import InvalidValue
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -19,6 +21,7 @@ DELTA = "response.output_text.delta"
 _MAX_MERGED_BYTES = 64 * 2**10  # clients refuse frames of a megabyte, and escapes take up to 6 ×
 _EVENT_BYTES = 256  # an event's names and ids; a delta's vanish when it is merged
 _LOGPROB_BYTES = 96
+_HELD_EVENT_BYTES = 640  # what one event's dict takes in memory besides its text
 
 
 class ResponseLog:
@@ -46,6 +49,11 @@ class ResponseLog:
     def num_events(self) -> int:
         """Events so far, the terminal one included."""
         return len(self._end_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Approximate memory of all events as they are held here, unmerged."""
+        return self._bytes_before(self.num_events) + _HELD_EVENT_BYTES * self.num_events
 
     @property
     def num_subscribers(self) -> int:
@@ -100,6 +108,26 @@ class ResponseLog:
         subscription = Subscription(self, on_change, stream_id, 0 if after is None else after + 1)
         self._subscriptions.append(subscription)
         return subscription
+
+    def check_number(self, number: int) -> None:
+        """Check that events can follow behind the event `number`.
+
+        Raises:
+            InvalidValue: It is not the number of an event here, or that of the terminal one.
+        """
+        last = self.num_events - 1
+        if not 0 <= number <= last:
+            raise InvalidValue(
+                f"after_sequence_number is {number}, "
+                f"response {self.response_id} has events 0 to {last}",
+                param="after_sequence_number",
+            )
+        if self.finished and number == last:
+            raise InvalidValue(
+                f"after_sequence_number is {number}, "
+                f"response {self.response_id} ended with event {last}: nothing follows",
+                param="after_sequence_number",
+            )
 
     def terminal_event(self) -> Event | None:
         """The terminal event as it would be taken now; None while the response runs."""

@@ -70,6 +70,7 @@ class ChatrtOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     partial: bool = False
     timing: Literal["response", "token"] = "response"
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    pin_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0
 
 
 class ResponseCreate(
@@ -150,6 +151,19 @@ class ResponseCancel(
     stream_id: str | None = None
 
 
+class ResponseResume(
+    msgspec.Struct, frozen=True, tag_field="type", tag="chatrt.resume", omit_defaults=True
+):
+    """Send a response's events behind number `after_sequence_number` here, and go on live.
+
+    None sends all. Which numbers there are depends on the response, so its log checks them.
+    """
+
+    response_id: Annotated[str, Meta(min_length=1, max_length=256)]
+    after_sequence_number: int | None = None
+    stream_id: str | None = None
+
+
 class ConversationCreate(
     msgspec.Struct,
     frozen=True,
@@ -193,6 +207,7 @@ class ConversationSubscribe(
 ClientMessage: TypeAlias = (
     ResponseCreate
     | ResponseCancel
+    | ResponseResume
     | ConversationCreate
     | ConversationUpdate
     | ConversationSubscribe
@@ -201,6 +216,7 @@ ClientMessage: TypeAlias = (
 _TYPES: Mapping[str, type[ClientMessage]] = {
     "response.create": ResponseCreate,
     "response.cancel": ResponseCancel,
+    "chatrt.resume": ResponseResume,
     "chatrt.conversation.create": ConversationCreate,
     "chatrt.conversation.update": ConversationUpdate,
     "chatrt.conversation.subscribe": ConversationSubscribe,

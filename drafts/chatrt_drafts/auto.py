@@ -35,6 +35,11 @@ class AutoDrafter:
         """Keys and values of the other one."""
         return self._other.kv
 
+    @property
+    def paired(self) -> bool:
+        """As the other one's."""
+        return self._other.paired
+
     def source(self, session_id: int, token_ids: Sequence[int]) -> str:
         """The name of the one that would draft now."""
         if self._repeats(session_id, token_ids):

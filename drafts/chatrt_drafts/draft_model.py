@@ -95,6 +95,7 @@ class ModelDrafter:
     """
 
     name = "model"
+    paired = False
 
     def __init__(
         self,

@@ -92,6 +92,7 @@ class HeadDrafter:
     """
 
     name = "head"
+    paired = True
 
     def __init__(self, network: HeadNetwork, kv: KVCache, chains: Chains) -> None:
         self._network = network

@@ -51,6 +51,7 @@ class NgramDrafter:
 
     name = "ngram"
     kv = None
+    paired = False
 
     def __init__(self, *, max_ngram: int = 4, min_ngram: int = 2, max_sessions: int = 128) -> None:
         self._max_ngram = max_ngram

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from chatrt.pages import PageAllocator
 from chatrt.prefix import PrefixTree
-from chatrt.session import SessionManager
+from chatrt.session_manager import SessionManager
 
 if TYPE_CHECKING:
     from chatrt.session import Attached, PageCopy, Session

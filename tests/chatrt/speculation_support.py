@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from chatrt.cost_model import LinearCostModel
 from chatrt.depth import DepthController
 from chatrt.drafter import DraftRequest
 from chatrt.engine import Engine, EngineLimits
 from chatrt.pages import PageAllocator
 from chatrt.prefix import PrefixTree
-from chatrt.scheduler import LinearCostModel, Scheduler, SchedulerLimits
-from chatrt.session import SessionManager
+from chatrt.scheduler import Scheduler, SchedulerLimits
+from chatrt.session_manager import SessionManager
 from chatrt.testing.engine import PAGE_SIZE, tiny_target
 from chatrt.testing.heads import head_drafter, tiny_head
 from chatrt_drafts.auto import AutoDrafter
@@ -83,7 +84,7 @@ class Speculating:
     @property
     def turns(self) -> list[LiveTurn]:
         """What runs now."""
-        return list(self.engine._turns.values())
+        return list(self.engine._turns)
 
     def check(self) -> None:
         """Between two steps: pages belong to whom they should, rows are what they should be."""

@@ -175,7 +175,8 @@ async def test_a_fresh_server_is_measured_and_ended(
     assert document["ttft_by_history_tokens"]
     for sample in document["samples"]:
         if sample["kind"] != "cold":
-            assert sample["cached_tokens"] == sample["history_tokens"] - 1
+            # what stands behind the history may be known too: the template's glue
+            assert sample["cached_tokens"] >= sample["history_tokens"] - 1
     paths = Paths.find({"CHATRT_HOME": str(chatrt_home)})
     assert find_server(paths) is None
     assert not paths.data.exists()

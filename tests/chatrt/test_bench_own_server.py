@@ -1,20 +1,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from chatrt.bench import own_server as module
 from chatrt.bench.own_server import own_server
 from chatrt.errors import ServerUnavailable
-from chatrt.launch import Endpoint
+from chatrt.launch import Endpoint, ServerRecord
 from chatrt.paths import Paths
 from chatrt.settings import Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -91,3 +92,66 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing(
     assert list(temporary.iterdir()) == []
     assert not paths.state.exists()
     assert os.environ["CHATRT_HOME"] == str(paths.state.parent)
+
+
+def test_a_restart_kills_the_server_and_starts_it_on_the_same_folders(
+    paths: Paths, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = start_fake(monkeypatch)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with own_server("m", Settings(), paths, report=hear_nothing, served_name="m") as server:
+        own = started[0][1]
+        record = ServerRecord(child.pid, "ws://127.0.0.1:1", "m", 0.0, "0")
+        own.state.mkdir(parents=True, exist_ok=True)
+        own.server_record.write_bytes(msgspec.json.encode(record))
+        server.restart()
+        with pytest.raises(ProcessLookupError):
+            os.kill(child.pid, 0)
+    assert [one[1] for one in started] == [own, own]
+    assert child.stdin is not None
+    child.stdin.close()
+    child.wait()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_server_that_is_not_there_is_not_started_again(
+    paths: Paths, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_fake(monkeypatch)
+    with (
+        own_server("m", Settings(), paths, report=hear_nothing, served_name="m") as server,
+        pytest.raises(ServerUnavailable, match="does not run"),
+    ):
+        server.restart()
+
+
+def test_further_arguments_end_the_command_line(
+    paths: Paths, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[list[str]] = []
+
+    def attach(model: str, settings: Settings, _: Paths, **given: Any) -> Endpoint:
+        lines.append(given["command"](model, settings, 0))
+        return Endpoint("ws://127.0.0.1:1", "key")
+
+    monkeypatch.setattr(module, "attach_or_start", attach)
+    extra = ("--max-gap-ms", "20")
+    with own_server("m", Settings(), paths, report=hear_nothing, served_name="m", arguments=extra):
+        assert tuple(lines[0][-2:]) == extra
+        assert "serve" in lines[0]
+
+
+def test_kv_pages_lie_in_its_own_folder_although_the_cache_is_shared(
+    paths: Paths, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[list[str]] = []
+
+    def attach(model: str, settings: Settings, _: Paths, **given: Any) -> Endpoint:
+        lines.append(given["command"](model, settings, 0))
+        return Endpoint("ws://127.0.0.1:1", "key")
+
+    monkeypatch.setattr(module, "attach_or_start", attach)
+    with own_server("m", Settings(), paths, report=hear_nothing, served_name="m"):
+        folder = Path(lines[0][lines[0].index("--kv-dir") + 1])
+        assert folder.is_relative_to(temporary)
+        assert not folder.resolve().is_relative_to(paths.cache.resolve())

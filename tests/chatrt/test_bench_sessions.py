@@ -219,8 +219,9 @@ async def test_a_real_server_reuses_the_whole_history_of_each_follow_up(tmp_path
         if sample.kind == "cold":
             assert sample.cached_tokens < 32  # what the template begins with
         else:
-            # all rows but the last token's, which no step has computed yet
-            assert sample.cached_tokens == sample.history_tokens - 1
+            # All rows but the last token's, which no step may have computed yet. What stands behind
+            # the history may be known too: the template's glue, a sibling's first words.
+            assert sample.history_tokens - 1 <= sample.cached_tokens < sample.input_tokens
 
 
 async def test_a_context_that_is_full_is_a_failed_turn(tmp_path: Path) -> None:

@@ -40,12 +40,21 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def chats(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, bool]]:
+def typing_ahead() -> list[bool]:
+    """What each run of the terminal client was told about typing ahead."""
+    return []
+
+
+@pytest.fixture
+def chats(
+    monkeypatch: pytest.MonkeyPatch, typing_ahead: list[bool]
+) -> list[tuple[str, str | None, bool]]:
     """Each run of the terminal client, which is not really started."""
     seen: list[tuple[str, str | None, bool]] = []
 
-    def run(url: str, api_key: str | None = None, *, inline: bool = False) -> None:
+    def run(url: str, api_key: str | None = None, *, inline: bool = False, **options: bool) -> None:
         seen.append((url, api_key, inline))
+        typing_ahead.append(options["typing_ahead"])
 
     monkeypatch.setattr(chatrt_tui.main, "run", run)
     return seen
@@ -278,6 +287,22 @@ def test_chat_attaches_and_passes_address_and_key_on(
         ("ws://127.0.0.1:1/v1/responses", "secret", False),
         ("ws://127.0.0.1:1/v1/responses", "secret", True),
     ]
+
+
+@pytest.mark.usefixtures("chats")
+def test_typing_ahead_is_on_unless_a_flag_a_variable_or_the_file_turns_it_off(
+    paths: Paths, typing_ahead: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = "ws://127.0.0.1:9/v1/responses"
+    output("chat", address)
+    output("chat", address, "--no-typing-ahead")
+    monkeypatch.setenv("CHATRT_TYPING_AHEAD", "off")
+    output("chat", address)
+    output("chat", address, "--typing-ahead")
+    monkeypatch.delenv("CHATRT_TYPING_AHEAD")
+    configure(paths, "typing_ahead = false\n")
+    output("chat", address)
+    assert typing_ahead == [True, False, False, True, False]
 
 
 def test_the_key_of_this_machine_goes_to_this_machine_only(

@@ -12,7 +12,7 @@ import chatrt
 from chatrt.cli import stop
 from chatrt.cli.main import COMMANDS, app, main
 from chatrt.errors import InvalidValue, ModelFileError, SettingsError
-from chatrt.settings import describe
+from chatrt.settings import CLIENT_NAMES, describe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,9 +120,13 @@ def test_python_dash_m_chatrt_is_the_command_line() -> None:
     assert run("frob").returncode == 2
 
 
-def test_every_setting_is_a_flag_of_serve_with_its_own_words() -> None:
-    text = " ".join(runner.invoke(app, ["serve", "--help"]).stdout.split())
+def test_every_setting_is_a_flag_of_serve_or_of_chat_with_its_own_words() -> None:
+    helps = {
+        name: " ".join(runner.invoke(app, [name, "--help"]).stdout.split())
+        for name in ("serve", "chat")
+    }
     for name, setting in describe().items():
+        text = helps["chat" if name in CLIENT_NAMES else "serve"]
         flag = "model" if name == "model" else f"--{name.removesuffix('_s').replace('_', '-')}"
         assert f" {flag} " in text
         assert setting.doc[1:] in text

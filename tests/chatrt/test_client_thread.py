@@ -6,20 +6,23 @@ import asyncio
 import threading
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from chatrt.client import ClientThread, ResponseRequest, TurnResult
-from chatrt.client.thread import (
+from chatrt.client.batches import (
     ConnectionState,
     ConversationMade,
     ThreadEvent,
     TurnDone,
     TurnEvent,
     TurnInterrupted,
-    pauses_s,
 )
+from chatrt.client.thread import pauses_s
 from chatrt.errors import CallerError, ServerUnavailable
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
+from chatrt.testing.serving import eventually
+from tests.chatrt.typing_support import ReadingServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -138,6 +141,68 @@ async def test_an_answer_cut_off_by_the_connection_is_found_again() -> None:
     kinds = [e.kind for e in seen.events if isinstance(e, ConnectionState)]
     assert kinds == ["connecting", "connected", "lost", "connecting", "connected"]
     assert any(isinstance(e, TurnInterrupted) for e in seen.events)
+
+
+async def test_an_answer_goes_on_where_the_connection_cut_it_off() -> None:
+    pieces = [f"{number} " for number in range(12)]
+    answer = ScriptedAnswer(pieces, delay_s=0.02, drop_after=4, survives=True)
+    async with (
+        ScriptedServer([answer, ScriptedAnswer(["next"])]) as server,
+        running(server) as (client, seen),
+    ):
+        client.ask(1, ResponseRequest(input="hi"))
+        result = await seen.done(1)
+        assert (result.status, result.text) == ("completed", "".join(pieces))
+        assert "".join(deltas(seen.events)) == result.text  # none lost, none twice
+        assert any(isinstance(event, TurnInterrupted) for event in seen.events)
+        (resume,) = [m for m in server.requests if m["type"] == "chatrt.resume"]
+        assert resume["response_id"] == result.response_id
+        assert len(server.creates()) == 1
+        client.ask(2, ResponseRequest(input="2", previous_response_id=result.response_id))
+        assert (await seen.done(2)).text == "next"
+
+
+def has_words(seen: Recorder, number: int) -> bool:
+    return len("".join(deltas(seen.events)).split()) >= number
+
+
+async def test_an_answer_outlives_several_connections() -> None:
+    answer = ScriptedAnswer(["word "] * 300, delay_s=0.005, survives=True)
+    async with ReadingServer([answer]) as server, running(server) as (client, seen):
+        client.ask(1, ResponseRequest(input="hi"))
+        for num_words in (5, 60, 61):
+            await eventually(partial(has_words, seen, num_words))
+            server.cut()
+        assert (await seen.done(1)).text == "word " * 300
+        assert "".join(deltas(seen.events)) == "word " * 300
+
+
+async def test_a_stop_while_cut_off_cancels_the_answer_once_the_connection_is_back() -> None:
+    answer = ScriptedAnswer(["word "] * 1000, delay_s=0.01, drop_after=3, survives=True)
+    async with ScriptedServer([answer]) as server, running(server) as (client, seen):
+        client.ask(1, ResponseRequest(input="hi"))
+        await seen.wait(lambda event: isinstance(event, TurnInterrupted))
+        client.stop(1)
+        result = await seen.done(1)
+        assert (result.status, result.reason) == ("cancelled", "cancelled")
+        assert result.text == "".join(deltas(seen.events))
+        assert result.usable_as_parent
+        assert [m["type"] for m in server.requests if m["type"] == "response.cancel"]
+
+
+async def test_a_second_stop_while_cut_off_gives_up_with_the_part_that_came() -> None:
+    answer = ScriptedAnswer(["word "] * 1000, delay_s=0.01, survives=True)
+    async with ScriptedServer([answer]) as server, running(server) as (client, seen):
+        client.ask(1, ResponseRequest(input="hi"))
+        await seen.wait(lambda event: isinstance(event, TurnEvent) and bool(event.event.delta))
+        await server.stop()
+        await seen.wait(lambda event: isinstance(event, TurnInterrupted))
+        client.stop(1)
+        client.stop(1)
+        result = await seen.done(1)
+    assert result.text.startswith("word ")
+    assert isinstance(result.error, ServerUnavailable)
+    assert not result.usable_as_parent
 
 
 async def test_an_answer_that_the_server_forgot_keeps_its_text_but_is_no_parent() -> None:

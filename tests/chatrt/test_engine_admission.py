@@ -11,7 +11,7 @@ from chatrt.errors import CapacityError, ContextLengthExceeded, OutOfPages
 from chatrt.pages import PageAllocator
 from chatrt.params import SamplingParams
 from chatrt.prefix import PrefixTree
-from chatrt.session import SessionManager
+from chatrt.session_manager import SessionManager
 from chatrt.testing.engine import turn_request
 from chatrt.turn import TurnKind, TurnRequest
 

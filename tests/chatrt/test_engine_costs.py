@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from chatrt.batch import BatchBuilder
+from chatrt.cost_model import StepLoad
 from chatrt.engine.costs import measure_costs, measure_rows
 from chatrt.models.decoder import Logits
 from chatrt.testing.engine import PAGE_SIZE, tiny_target
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from chatrt.batch import Batch
     from chatrt.engine import Target
+    from chatrt.kvcache import KVCache
 
 
 class _Clock:
@@ -34,14 +36,18 @@ class _Clock:
 
 
 def priced(target: Target, clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5 ms a forward, 2 ms a sequence, 0.5 ms a further row, 0.01 ms a position of context."""
+    """5 ms a forward, 2 ms a sequence, 0.5 ms a further row; 0.01 ms a position of context.
+
+    A row takes 0.003 ms more for each position before it.
+    """
 
     def forward(batch: Batch, _kv: object, *, feature_rows: torch.Tensor | None) -> Logits:
         num_rows, num_sequences = batch.num_rows, batch.num_sequences
         assert (feature_rows is not None) == (num_rows > num_sequences)
         context = int(batch.meta.kv_len.sum()) - num_rows
-        ms = 5 + 2 * num_sequences + 0.5 * (num_rows - num_sequences) + 0.01 * context
-        clock.now_ns += int(ms * 1e6)
+        attended = int(batch.meta.positions.sum())
+        ms = 5 + 2 * num_sequences + 0.5 * (num_rows - num_sequences)
+        clock.now_ns += round((ms + 0.01 * context + 0.003 * attended) * 1e6)
         return Logits(torch.zeros(1, 1))
 
     monkeypatch.setattr(target.decoder, "forward", forward)
@@ -53,11 +59,18 @@ def test_the_coefficients_are_those_of_the_forward(
     target, clock = tiny_target(tiny_tokenizer(tmp_path)), _Clock()
     priced(target, clock, monkeypatch)
     costs = measure_costs(target, page_size=PAGE_SIZE, max_context=256, clock=clock)
-    assert costs.fixed_ms == pytest.approx(5)
-    assert costs.decode_row_ms == pytest.approx(2)
-    assert costs.prefill_row_ms == pytest.approx(0.5)
+    assert costs.rows == (1, 2, 4, 8, 16, 32, 64)
+    assert costs.rows_ms == pytest.approx([6.5 + 0.5 * count for count in costs.rows])
+    assert costs.logits_ms == pytest.approx(1.5)
     assert costs.context_ms == pytest.approx(0.01)
-    assert costs.step_ms(decode_rows=2, prefill_rows=4, context=100) == pytest.approx(12)
+    assert costs.attended_ms == pytest.approx(0.003)
+    load = StepLoad()
+    load.add_decode(1, 30)
+    load.add_decode(1, 50)
+    assert costs.step_ms(load) == pytest.approx(5 + 2 * 2 + 0.8 + 0.24)
+    load.add_chunk(4, 20)
+    expected = 5 + 2 * 3 + 0.5 * 3 + 1.0 + 0.003 * (80 + 20 + 21 + 22 + 23)
+    assert costs.step_ms(load) == pytest.approx(expected)
 
 
 def test_fewer_sequences_than_are_usually_measured_are_enough(
@@ -65,18 +78,44 @@ def test_fewer_sequences_than_are_usually_measured_are_enough(
 ) -> None:
     target, clock = tiny_target(tiny_tokenizer(tmp_path)), _Clock()
     device = torch.device("cpu")
-    narrow = replace(target, batches=BatchBuilder(64, 2, 16, PAGE_SIZE, device))
+    narrow = replace(target, batches=BatchBuilder(64, 3, 16, PAGE_SIZE, device))
     priced(narrow, clock, monkeypatch)
     costs = measure_costs(narrow, page_size=PAGE_SIZE, max_context=256, clock=clock)
-    assert costs.decode_row_ms == pytest.approx(2)
+    assert costs.logits_ms == pytest.approx(1.5)
+
+
+def test_a_chunk_that_was_disturbed_does_not_make_longer_ones_look_cheaper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, clock = tiny_target(tiny_tokenizer(tmp_path)), _Clock()
+    priced(target, clock, monkeypatch)
+    undisturbed = target.decoder.forward
+
+    def forward(batch: Batch, kv: KVCache, *, feature_rows: torch.Tensor | None) -> Logits:
+        clock.now_ns += 10_000_000 if batch.num_rows == 8 else 0
+        return undisturbed(batch, kv, feature_rows=feature_rows)
+
+    monkeypatch.setattr(target.decoder, "forward", forward)
+    costs = measure_costs(target, page_size=PAGE_SIZE, max_context=256, clock=clock)
+    assert list(costs.rows_ms) == sorted(costs.rows_ms)
+
+
+@pytest.mark.parametrize(("max_rows", "most"), [(1, 1), (3, 2), (16, 16)])
+def test_chunks_are_measured_up_to_the_rows_of_a_step(
+    tmp_path: Path, max_rows: int, most: int
+) -> None:
+    ticks = itertools.count(0, 1_000)
+    target = tiny_target(tiny_tokenizer(tmp_path), max_rows=max_rows)
+    costs = measure_costs(target, page_size=PAGE_SIZE, max_context=256, clock=lambda: next(ticks))
+    assert costs.rows[-1] == most
 
 
 def test_a_pool_of_a_single_page_is_measured_too(tmp_path: Path) -> None:
     ticks = itertools.count(0, 1_000_000)
     target = tiny_target(tiny_tokenizer(tmp_path), num_pages=1)
     costs = measure_costs(target, page_size=PAGE_SIZE, max_context=16, clock=lambda: next(ticks))
-    assert costs.fixed_ms == 1.0  # each forward took one tick, so nothing grows
-    assert costs.prefill_row_ms == 0.0
+    assert set(costs.rows_ms) == {1.0}  # each forward took one tick, so nothing grows
+    assert (costs.logits_ms, costs.context_ms, costs.attended_ms) == (0.0, 0.0, 0.0)
 
 
 def _counted(

@@ -15,7 +15,7 @@ from chatrt.params import SamplingParams
 from chatrt.prefix import PrefixTree
 from chatrt.sampling import Sampler
 from chatrt.scheduler import Entry, Phase, Work
-from chatrt.session import SessionManager
+from chatrt.session_manager import SessionManager
 from chatrt.testing.engine import run_outcome, run_turn, tiny_engine, turn_request
 from chatrt.testing.tokenizer import IM_END, tiny_sentencepiece_tokenizer, tiny_tokenizer
 from chatrt.turn import FinishReason, KVFigures

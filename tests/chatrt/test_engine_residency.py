@@ -11,7 +11,7 @@ from chatrt.engine.residency import Residency
 from chatrt.pages import PageAllocator
 from chatrt.params import SamplingParams
 from chatrt.prefix import PrefixTree
-from chatrt.session import SessionManager
+from chatrt.session_manager import SessionManager
 from chatrt.testing.engine import (
     outcomes,
     run_outcome,
@@ -88,7 +88,7 @@ def test_half_typed_text_behind_a_tip_leaves_the_tip_usable(
     run_turn(engine, half_typed("typed", [*history, *b"never sent, "], **behind))
     other = turn_request("b", list(b"sent"), parent=first, history=history)
     found = run_outcome(engine, other)
-    assert found.end.kv.reused_tokens == len(history)
+    assert found.end.kv.reused_tokens == len(history) - 1
     cold.assert_equal(other, found)
     sent = turn_request("c", list(b"never sent, or so"), parent=first, history=history)
     sent.typed_ahead_key = LANE
@@ -310,3 +310,50 @@ def test_a_session_whose_turn_failed_keeps_its_older_responses_only() -> None:
     tips.keep_older(third.session)
     tips.forget(["a"])
     assert sessions.num_free == 16
+
+
+# Pins --------------------------------------------------------------------------------------------
+
+
+def test_a_pinned_conversation_outlives_younger_ones_and_a_pin_is_soft(
+    tokenizer: Tokenizer,
+) -> None:
+    engine = tiny_engine(tokenizer, num_pages=16)
+    prompts = {name: list(name.encode() * 40) for name in "abcde"}
+    pinned = replace(turn_request("a", prompts["a"]), pin_ms=1e9)
+    run_turn(engine, pinned)
+    for name in "bcde":
+        run_turn(engine, turn_request(name, prompts[name]))
+    again = run_turn(engine, turn_request("a again", [*prompts["a"], 5]))
+    assert again.kv.reused_tokens == len(prompts["a"])
+    whole_pool = turn_request("f", list(b"f" * 230))
+    assert run_turn(engine, whole_pool).error is None
+
+
+def test_a_higher_priority_outlives_a_lower_one_while_both_are_pinned(
+    tokenizer: Tokenizer,
+) -> None:
+    engine = tiny_engine(tokenizer, num_pages=16)
+    prompts = {name: list(name.encode() * 60) for name in "abcd"}
+    for name, priority in (("a", 5), ("b", 0)):
+        run_turn(engine, replace(turn_request(name, prompts[name]), pin_ms=1e9, priority=priority))
+    for name in "cd":
+        run_turn(engine, replace(turn_request(name, prompts[name]), pin_ms=1e9))
+    reused = {
+        name: run_turn(engine, turn_request(f"{name} 2", [*prompts[name], 5])).kv.reused_tokens
+        for name in "ab"
+    }
+    assert reused["a"] == 60
+    assert reused["b"] < 60
+
+
+def test_a_pin_ends_when_its_time_is_over(tokenizer: Tokenizer) -> None:
+    engine = tiny_engine(tokenizer, num_pages=16)
+    prompts = {name: list(name.encode() * 40) for name in "abcdef"}
+    # The engine's clock counts its own calls, in nanoseconds: this is over by the next turn.
+    run_turn(engine, replace(turn_request("a", prompts["a"]), pin_ms=1e-6))
+    for name in "bcdef":
+        run_turn(engine, turn_request(name, prompts[name]))
+    again = run_turn(engine, turn_request("a again", [*prompts["a"], 5]))
+    assert again.kv.reused_tokens < len(prompts["a"])
+    engine.sessions.check_invariants()

@@ -96,7 +96,7 @@ async def test_a_fault_inside_a_step_ends_the_running_turns_and_the_host_goes_on
     def break_once(engine: Engine) -> None:
         plan = engine._scheduler.plan
 
-        def plan_once() -> object:
+        def plan_once(now_ns: int) -> object:
             engine._scheduler.plan = plan  # type: ignore[method-assign]
             return pull_the_cable()
 

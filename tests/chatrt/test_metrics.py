@@ -18,7 +18,7 @@ def finished(reason: FinishReason, *, reused: int = 0, generated: int = 5) -> Fi
         num_generated=generated,
         text="",
         seed=0,
-        kv=KVFigures(reused_tokens=reused),
+        kv=KVFigures(prefix="warm" if reused else "cold", reused_tokens=reused),
         speculation=SpeculationFigures(),
         first_token_ns=1_000_000,
         last_token_ns=9_000_000,

@@ -30,7 +30,7 @@ class World:
         """A tail page as old as this moment, behind no other."""
         (page_id,) = self.pool.allocate(1)
         root = self.tree.match("", token_ids, limit=0).tip
-        self.pool.keep_tail(session_id, Tail(page_id, self.tree.tick(), root, token_ids))
+        self.pool.keep_tail(session_id, Tail(page_id, self.tree.age(0), root, token_ids))
         return page_id
 
 
@@ -106,8 +106,10 @@ def test_figures_add_up_and_do_not_count_the_tree_as_a_user() -> None:
     (ours,) = world.pool.allocate(1)
     world.allocator.share(ours)
     world.cache(1, 2)
-    figures = world.pool.figures({mine, ours})
-    assert figures == PoolFigures(free=2, held=3, cached=1, shared=1, total=5)
+    figures = world.pool.figures({mine, ours}, states={"active": 1})
+    assert figures == PoolFigures(
+        free=2, held=3, cached=1, shared=1, total=5, sessions={"active": 1}
+    )
     world.tree.insert("", [3, 4], [mine])
     assert world.pool.num_users(mine) == 1
 

@@ -239,6 +239,17 @@ async def test_a_half_typed_prompt_that_the_real_turn_overtakes_is_cancelled() -
     assert prefill[-1]["response"]["status"] == "cancelled"
 
 
+async def test_the_refusal_of_a_half_typed_prompt_says_what_it_is_about() -> None:
+    async with serving(ScriptedService()) as server, calling(server) as caller:
+        missing = {"previous_response_id": "resp_none", "stream_id": "a"}
+        await caller.create("h", generate=False, chatrt={"partial": True}, **missing)
+        of_partial = (await caller.until(["error"]))[-1]
+        await caller.create("half", **missing)
+        of_question = (await caller.until(["error"]))[-1]
+    assert of_partial["chatrt"] == {"partial": True}
+    assert "chatrt" not in of_question
+
+
 async def test_a_prefill_has_created_in_progress_and_completed() -> None:
     async with serving(ScriptedService()) as server, calling(server) as caller:
         events = await chat(caller, "a", generate=False)

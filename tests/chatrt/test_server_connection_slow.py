@@ -51,7 +51,7 @@ async def test_decoding_pauses_for_a_slow_reader_and_goes_on_when_it_reads() -> 
 async def test_a_client_that_never_reads_is_closed_with_1013() -> None:
     service = ScriptedService(lambda message: ["x" * 50_000] * 400)
     async with (
-        serving(service, outbox_bytes=200_000, slow_client_s=0.2) as server,
+        serving(service, outbox_bytes=200_000, slow_client_s=0.2, disconnect_grace_s=0.0) as server,
         calling(server, max_queue=1) as caller,
     ):
         await caller.create("go")
@@ -65,7 +65,10 @@ async def test_a_client_that_never_reads_is_closed_with_1013() -> None:
 
 async def test_a_client_that_floods_without_reading_and_vanishes_leaves_nothing_behind() -> None:
     service = ScriptedService(lambda message: ["x"] * 10, delay_s=60.0)
-    async with serving(service) as server, calling(server) as caller:
+    async with (
+        serving(service, disconnect_grace_s=0.0) as server,
+        calling(server) as caller,
+    ):
         await caller.create("long")
         await eventually(lambda: service.responses)
         caller.socket.transport.pause_reading()

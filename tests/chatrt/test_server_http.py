@@ -76,7 +76,8 @@ async def test_a_response_is_read_cancelled_and_deleted() -> None:
         response_id = (await caller.receive())["response"]["id"]
         path = f"/v1/responses/{response_id}"
         assert (await call(server, "GET", path))[1]["status"] == "in_progress"
-        assert (await call(server, "POST", f"{path}/cancel", {"Content-Length": "0"}))[0] == 200
+        status, body = await call(server, "POST", f"{path}/cancel", {"Content-Length": "0"})
+        assert (status, body["status"]) == (200, "cancelled")
         await caller.until()
         assert (await call(server, "GET", path))[1]["status"] == "cancelled"
         assert (await call(server, "DELETE", path))[1]["deleted"] is True

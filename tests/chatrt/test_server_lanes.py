@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from chatrt.errors import ChatrtError, InvalidValue, Overloaded
-from chatrt.server.lanes import Lane, Lanes, Waiting
+from chatrt.errors import ChatrtError, Conflict, InvalidValue, Overloaded
+from chatrt.server.lanes import Lane, Lanes, Resumed, Waiting
+from chatrt.wire.log import ResponseLog
 from chatrt.wire.messages import InputMessage, ResponseCreate
 
 
@@ -19,6 +20,10 @@ class Host:
     async def answer(self, lane: Lane, waiting: Waiting) -> None:
         self.calls.append(f"answer {waiting.message.input[0].content}")
         await self.go_on.wait()
+
+    async def follow(self, lane: Lane, resumed: Resumed) -> None:
+        self.calls.append(f"follow {resumed.log.response_id}")
+        await resumed.sent.wait()
 
     async def prefill(self, lane: Lane, waiting: Waiting) -> None:
         self.calls.append(f"prefill {waiting.message.input[0].content}")
@@ -61,6 +66,23 @@ async def test_a_full_lane_refuses_with_both_numbers() -> None:
         lane.submit(waiting("c"))
     for task in lane.tasks:
         task.cancel()
+
+
+async def test_what_is_resumed_takes_a_free_lane_and_creates_queue_behind_it() -> None:
+    host = Host()
+    lane = Lane(None, host, max_queued=5)
+    resumed = Resumed(ResponseLog("resp_1", "key"), asyncio.Event())
+    lane.follow(resumed)
+    lane.submit(waiting("a"))
+    with pytest.raises(Conflict, match=r"busy .* resume resp_2 on another lane"):
+        lane.follow(Resumed(ResponseLog("resp_2", "key"), asyncio.Event()))
+    await settle()
+    assert host.calls == ["follow resp_1"]
+    resumed.sent.set()
+    host.go_on.set()
+    await settle()
+    assert host.calls == ["follow resp_1", "answer a"]
+    assert lane.worker is None
 
 
 async def test_a_half_typed_prompt_never_stands_before_an_answer() -> None:

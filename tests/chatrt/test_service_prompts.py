@@ -104,7 +104,9 @@ def test_other_instructions_keep_generated_ids_and_name_where_the_sequence_parts
     history = sequence_ids(chain)
     assert (planned.is_whole, planned.miss_reason) == (True, "instructions_changed")
     assert (planned.num_history, planned.tip_id, planned.parent_id) == (0, None, "resp_1")
-    assert planned.first_divergence == num_common_tokens(history, planned.token_ids) < len(history)
+    assert planned.first_divergence is not None
+    position = planned.first_divergence.position
+    assert position == num_common_tokens(history, planned.token_ids) < len(history)
     text = shown(tokenizer, planned.token_ids)
     assert text.index("Be brief.") < text.index("one") < text.index("two") < text.index("three")
     assert text.count("ok") == 2

@@ -209,7 +209,7 @@ def test_a_file_of_a_newer_chatrt_is_refused_and_left_alone(path: Path) -> None:
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"schema 2, written by a newer chatrt.* up to schema 1"):
+    with pytest.raises(StoreError, match=r"schema 3, written by a newer chatrt.* up to schema 2"):
         Store.open(path)
     assert path.read_bytes() == before
 

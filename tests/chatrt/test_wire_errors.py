@@ -26,6 +26,11 @@ def test_the_stream_id_is_there_exactly_if_it_is_known() -> None:
     assert "stream_id" not in error_event(NotFound("x"))
 
 
+def test_an_error_about_a_half_typed_prompt_says_so() -> None:
+    assert error_event(NotFound("x"), "lane", partial=True)["chatrt"] == {"partial": True}
+    assert "chatrt" not in error_event(NotFound("x"), "lane")
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "status"),
     [

@@ -20,6 +20,7 @@ from chatrt.wire.messages import (
     InputMessage,
     ResponseCancel,
     ResponseCreate,
+    ResponseResume,
     SpeculationOptions,
     WireLimits,
     decode,
@@ -79,6 +80,12 @@ creates = st.builds(
 messages = (
     creates.filter(lambda m: -(2**63) <= (m.max_output_tokens or 0) < 2**63)
     | st.builds(ResponseCancel, response_id=st.none() | texts, stream_id=stream_ids)
+    | st.builds(
+        ResponseResume,
+        response_id=texts.filter(bool),
+        after_sequence_number=st.none() | st.integers(-(2**63), 2**64 - 1),
+        stream_id=stream_ids,
+    )
     | st.builds(ConversationCreate, title=st.none() | texts, stream_id=stream_ids)
     | st.builds(ConversationUpdate, id=texts, title=texts, stream_id=stream_ids)
     | st.builds(ConversationSubscribe, id=texts, stream_id=stream_ids)

@@ -80,5 +80,5 @@ def make_bench(tokenizer: Tokenizer, ops: Ops, *, num_deferred: int = 512) -> Be
 
 def running(engine: Engine) -> Session:
     """The session of the only turn that runs."""
-    (turn,) = engine._turns.values()
+    (turn,) = engine._turns
     return turn.entry.session

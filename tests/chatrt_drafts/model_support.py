@@ -17,7 +17,7 @@ from chatrt.pages import PageAllocator
 from chatrt.params import SamplingParams
 from chatrt.prefix import PrefixTree
 from chatrt.sampling import DraftChoice, Sampler
-from chatrt.session import SessionManager
+from chatrt.session_manager import SessionManager
 from chatrt.speculative import Verified, verify
 from chatrt.testing.engine import PAGE_SIZE, tiny_target
 from chatrt_drafts.draft_model import ModelDrafter

@@ -80,7 +80,7 @@ def start(bench: Bench, *requests: TurnRequest, num_tokens: int = 5) -> None:
 
 def cancelled(bench: Bench, name: str) -> FinishedEvent:
     """The turn's end, with which nothing of it waits any more."""
-    session = bench.engine._turns[name].entry.session
+    session = bench.engine._turns.by_response[name].entry.session
     assert bench.engine.cancel(name)
     assert bench.num_waiting(session) == 0
     (end,) = (e for e in bench.engine.take_events() if isinstance(e, FinishedEvent))
@@ -113,7 +113,7 @@ def test_all_rows_but_those_that_wait_are_right_behind_every_step(
 
 def test_depths_may_change_at_any_step(bench: Bench) -> None:
     start(bench, turn_request("a", PROMPT, sampling=LONG), num_tokens=1)
-    (turn,) = bench.engine._turns.values()
+    (turn,) = bench.engine._turns
     for depth in (0, 0, 2, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0):
         turn.max_drafts = depth
         bench.engine.step()
@@ -158,8 +158,8 @@ def test_a_fork_of_a_plain_turn_copies_whole_rows(bench: Bench) -> None:
     history = [*PROMPT[:50], *first.output_ids]
     start(bench, plain_turn("b", [5, 6, 7], parent=first, history=history))
     start(bench, plain_turn("c", [8, 9], parent=first, history=history))
-    for turn in bench.engine._turns.values():
-        unknown = () if turn.request.response_id == "b" else (len(history) - 1,)
+    for turn in bench.engine._turns:
+        unknown = () if turn.request.response_id == "b" else (len(history),)
         bench.assert_rows(turn.entry.session, unknown=unknown)
 
 
@@ -170,7 +170,7 @@ def test_another_session_finds_a_page_whole_that_plain_decoding_just_filled(benc
         bench.engine.step()
     bench.engine.submit(plain_turn("b", [*source.token_ids[: 3 * PAGE_SIZE], 1, 2, 3]))
     bench.engine.step()
-    first, second = (turn.entry.session for turn in bench.engine._turns.values())
+    first, second = (turn.entry.session for turn in bench.engine._turns)
     assert second.page_ids[:3] == first.page_ids[:3]
     bench.assert_rows(first)
     bench.assert_rows(second, unknown=(3 * PAGE_SIZE,))
@@ -200,8 +200,8 @@ def test_evicted_pages_are_not_written_for_those_who_had_them(bench: Bench) -> N
     other = running(bench.engine)
     history = [*PROMPT, *first.output_ids]
     start(bench, plain_turn("c", [5, 6], parent=first, history=history), num_tokens=6)
-    again = bench.engine._turns["c"].entry.session
-    assert bench.engine._turns["c"].kv.reused_tokens == 0
+    again = bench.engine._turns.by_response["c"].entry.session
+    assert bench.engine._turns.by_response["c"].kv.reused_tokens == 0
     bench.assert_rows(other)
     bench.assert_rows(again)
 
@@ -225,7 +225,7 @@ def test_rows_of_sessions_beyond_the_places_are_written_sooner(
     bench = make_bench(tokenizer, executor(name), num_deferred=2 * PAGE_SIZE)
     requests = [plain_turn(name, [ord(name), *PROMPT[:17]]) for name in "abcd"]
     start(bench, *requests[:2], num_tokens=8)
-    paused, other = (turn.entry.session for turn in bench.engine._turns.values())
+    paused, other = (turn.entry.session for turn in bench.engine._turns)
     assert bench.num_waiting(paused) == bench.num_waiting(other) == 3
     bench.engine.pause("a")
     start(bench, requests[2])
@@ -235,7 +235,7 @@ def test_rows_of_sessions_beyond_the_places_are_written_sooner(
     start(bench, requests[3])  # more rows in a pass than there are places: all are written in it
     assert not bench.drafter._waiting
     assert len(bench.engine._turns) == 4
-    for turn in bench.engine._turns.values():
+    for turn in bench.engine._turns:
         bench.assert_rows(turn.entry.session)
 
 

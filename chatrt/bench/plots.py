@@ -1,0 +1,69 @@
+"""Plots of a measurement's document: PNG to look at, SVG to keep.
+
+Knows: matplotlib where it is installed, the documents of sessions, histories and stall.
+Does not know: how anything was measured. Invariant: a plot shows what its document has, so a saved
+document draws the same plots; without values for a plot there is none.
+Cost: importing matplotlib takes a second, so nothing is imported before a plot is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from chatrt.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+_DPI = 150
+
+
+def require_matplotlib() -> None:
+    """Raise InvalidValue unless plots can be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidValue("--plot needs matplotlib: install chatrt with its extra [bench]")
+
+
+def draw_document(document: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw every plot of a document into `folder`, made if need be; the files that were written.
+
+    Raises:
+        InvalidValue: matplotlib is not installed.
+        OSError: The folder cannot be written.
+    """
+    require_matplotlib()
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, figure in _figures(document).items():
+        for suffix in ("png", "svg"):
+            path = folder / f"{document['benchmark']}-{name}.{suffix}"
+            figure.savefig(path, dpi=_DPI, bbox_inches="tight")
+            written.append(path)
+    return written
+
+
+def _figures(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """The plots that the document has values for, by name."""
+    from chatrt.bench import plots_stall, plots_ttft
+
+    plots = {
+        "sessions": {
+            "ttft-distribution": plots_ttft.sessions_distribution,
+            "ttft-by-history": plots_ttft.sessions_by_history,
+            "ttft-by-turn": plots_ttft.sessions_by_turn,
+        },
+        "histories": {
+            "ttft-distribution": plots_ttft.histories_distribution,
+            "ttft-by-history": plots_ttft.histories_by_length,
+        },
+        "stall": {
+            "gaps": plots_stall.gaps_over_time,
+            "delay-by-budget": plots_stall.delay_by_budget,
+        },
+    }
+    drawn = {name: draw(document) for name, draw in plots[document["benchmark"]].items()}
+    return {name: figure for name, figure in drawn.items() if figure is not None}

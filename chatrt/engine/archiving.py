@@ -1,0 +1,206 @@
+"""Pages on their way out of the device and back: written behind, restored in front of a prefill.
+
+    # a turn ended      its full pages → a backlog → a page at a time → the archive
+    # a turn starts     pages known here, then those of the archive; the rest is computed
+
+Knows: sessions, nodes of the prefix tree, the archive, the bytes of pages. Does not know: files,
+turns' text, when a turn ends.
+Invariant: the engine's thread copies all bytes itself, and only full pages that the tree knows are
+written; a page comes back into a session that nobody else sees until its ids were compared.
+Cost: 50 µs for a page each way; while answers run, one page in `_BUSY_STEPS` steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chatrt.archive import PageRecord, child_key, root_key
+from chatrt.errors import OutOfPages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from chatrt.archive import Archive, PageKey
+    from chatrt.page_bytes import PageBytes
+    from chatrt.prefix import PrefixNode
+    from chatrt.session import Session
+    from chatrt.session_manager import SessionManager
+
+# Beside running answers a page is copied only this often: its write takes time on a core of theirs.
+_BUSY_STEPS = 8
+
+
+@dataclass(slots=True)
+class _Restore:
+    """Pages `[first, …)` of a session that are on their way; `num_arrived` are in place.
+
+    `tier` is where the last of them came from.
+    """
+
+    session: Session
+    first: int
+    num_pages: int
+    num_arrived: int = 0
+    tier: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A session whose pages have all arrived, or will not; `num_tokens` more are computed now."""
+
+    session: Session
+    num_tokens: int
+    page_size: int
+    tier: str
+
+
+class Archiving:
+    """Moves pages between a session manager's page ids and an archive.
+
+    Args:
+        archive: Where pages are kept.
+        page_bytes: Their bytes in all caches that hold rows of the same ids.
+        sessions: The pages' bookkeeping.
+        fingerprint: What the bytes depend on: weights, formats, layout.
+    """
+
+    def __init__(
+        self,
+        archive: Archive,
+        page_bytes: PageBytes,
+        sessions: SessionManager,
+        *,
+        fingerprint: str,
+    ) -> None:
+        self._archive = archive
+        self._bytes = page_bytes
+        self._sessions = sessions
+        self._fingerprint = fingerprint
+        self._backlog: deque[PrefixNode] = deque()
+        self._restores: dict[int, _Restore] = {}
+        self._num_steps = 0
+
+    def keep(self, session: Session) -> None:
+        """A turn ended: what is not kept yet of its session's full pages will be written."""
+        node, missing = session.tip, []
+        self._key_of(node, session.salt)
+        while node.parent is not None and not self._archive.knows(node.key):
+            missing.append(node)
+            node = node.parent
+        self._backlog.extend(reversed(missing))
+        if session.tip.parent is not None:
+            self._archive.touch([session.tip.key])
+
+    def save(self, *, busy: bool) -> bool:
+        """Hand one page of the backlog over; whether there was one, and room for it.
+
+        While answers run (`busy`) only now and then.
+        """
+        self._num_steps += 1
+        if not self._backlog or (busy and self._num_steps % _BUSY_STEPS):
+            return False
+        if self._archive.num_room == 0:
+            return False
+        while self._backlog:
+            node = self._backlog.popleft()
+            if not node.linked or self._archive.knows(node.key):
+                continue  # evicted or forgotten meanwhile, or kept for another turn
+            assert node.page_id is not None
+            assert node.parent is not None
+            record = PageRecord(node.key, node.parent.key, node.token_ids)
+            return self._archive.save(record, self._bytes.read(node.page_id))
+        return False
+
+    def finish(self, clock: Callable[[], int], *, time_ms: float) -> None:
+        """Hand over the whole backlog, waiting for room; what time does not allow is given up."""
+        deadline_ns = clock() + int(time_ms * 1e6)
+        while self._backlog and (left_s := (deadline_ns - clock()) / 1e9) > 0:
+            if not self.save(busy=False):
+                self._archive.flush(left_s)
+
+    def begin_restore(self, session: Session) -> bool:
+        """Ask for the pages behind those that the session has; whether any is on its way.
+
+        The session must not be planned until `take_restored` names it.
+        """
+        size, ids = self._sessions.page_size, session.token_ids
+        first = session.num_computed // size
+        records = self._known_behind(session, first, (len(ids) - 1) // size)
+        num_rows = (first + len(records)) * size - session.num_computed
+        if not records or num_rows <= 0:
+            return False
+        try:
+            self._sessions.reserve(session, num_rows)
+        except OutOfPages:
+            return False
+        ticket = self._archive.load(records)
+        self._restores[ticket] = _Restore(session, first, len(records))
+        return True
+
+    def take_restored(self) -> list[Restored]:
+        """Put pages that arrived in their place; the sessions that wait for no more."""
+        done: list[Restored] = []
+        for loaded in self._archive.take_loaded():
+            restore = self._restores[loaded.ticket]
+            if loaded.payload is not None:
+                page_id = restore.session.page_ids[restore.first + loaded.index]
+                self._bytes.write(page_id, loaded.payload)
+                restore.num_arrived += 1
+                restore.tier = loaded.tier
+            if loaded.payload is None or restore.num_arrived == restore.num_pages:
+                del self._restores[loaded.ticket]
+                num_tokens, size = self._settle(restore), self._sessions.page_size
+                done.append(Restored(restore.session, num_tokens, size, restore.tier))
+        return done
+
+    def abandon(self, session: Session) -> None:
+        """The session's turn ended: nothing arrives for it any more."""
+        for ticket in [t for t, one in self._restores.items() if one.session is session]:
+            self._archive.abandon(ticket)
+            self._settle(self._restores.pop(ticket))
+
+    def wipe(self, salt: str, token_ids: Sequence[int]) -> None:
+        """Delete the end of a sequence's path that no other kept sequence shares."""
+        size, key = self._sessions.page_size, root_key(self._fingerprint, salt)
+        keys: list[PageKey] = []
+        for end in range(size, len(token_ids) + 1, size):
+            key = child_key(key, token_ids[end - size : end])
+            keys.append(key)
+        self._archive.wipe(keys)
+
+    def _settle(self, restore: _Restore) -> int:
+        """What arrived counts as computed; how many tokens more than before."""
+        session, before = restore.session, restore.session.num_computed
+        num_computed = (restore.first + restore.num_arrived) * self._sessions.page_size
+        if num_computed <= before:
+            return 0
+        self._sessions.commit(session, (), num_computed=num_computed)
+        return num_computed - before
+
+    def _known_behind(self, session: Session, first: int, end: int) -> list[PageRecord]:
+        """Pages `[first, …)` of the session, at most up to `end`, that the archive knows."""
+        size, parent = self._sessions.page_size, self._key_of(session.tip, session.salt)
+        records: list[PageRecord] = []
+        for index in range(first, end):
+            ids = tuple(session.token_ids[index * size : (index + 1) * size])
+            key = child_key(parent, ids)
+            if not self._archive.knows(key):
+                break
+            records.append(PageRecord(key, parent, ids))
+            parent = key
+        return records
+
+    def _key_of(self, node: PrefixNode, salt: str) -> PageKey:
+        """The archive's name of a node, noted in it and in those above it."""
+        path: list[PrefixNode] = []
+        while not node.key and node.parent is not None:
+            path.append(node)
+            node = node.parent
+        if not node.key:
+            node.key = root_key(self._fingerprint, salt)
+        for below in reversed(path):
+            below.key = child_key(node.key, below.token_ids)
+            node = below
+        return node.key

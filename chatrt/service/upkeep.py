@@ -1,0 +1,90 @@
+"""What is done behind turns that are over: the next one is prepared, deleted ones are wiped.
+
+Knows: stored turns, their sequences, the engine's host. Does not know: running answers, the wire.
+Invariant: a call for deletion returns when neither the engine, nor main memory, nor a file holds
+KV pages that only the deleted turns needed.
+Cost: what a deletion reads and hashes grows with the conversation; nothing here is in a TTFT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from chatrt.params import SamplingParams
+from chatrt.service.prompts import history_ids, sequence_ids
+from chatrt.turn import TurnKind, TurnRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from typing import TypeAlias
+
+    from chatrt.archive import Archive
+    from chatrt.host import EngineHost
+    from chatrt.service.history import History
+    from chatrt.service.prompts import PromptPlanner
+    from chatrt.store import StoredTurn
+
+    Sequences: TypeAlias = list[tuple[str, list[int]]]
+
+_log = logging.getLogger(__name__)
+_FLUSH_S = 10.0
+
+
+class Upkeep:
+    """Prepares and wipes; `archive` is where pages are kept that left the device, if anywhere."""
+
+    def __init__(
+        self, host: EngineHost, planner: PromptPlanner, history: History, archive: Archive | None
+    ) -> None:
+        self._host = host
+        self._planner = planner
+        self._history = history
+        self._archive = archive
+
+    async def prepare(self, turn: StoredTurn, *, salt: str) -> None:
+        """Have what every turn behind this one begins with computed at idle time."""
+        chain = await self._history.known_chain(turn.response_id, turn.key_id)
+        token_ids = self._planner.next_turn_ids(chain) if chain else []
+        if not token_ids:
+            return
+        request = TurnRequest(
+            response_id=f"prepared for {turn.response_id}",
+            kind=TurnKind.PREPARED,
+            token_ids=token_ids,
+            num_history=0,
+            sampling=SamplingParams(temperature=0.0, max_output_tokens=1),
+            parent_id=turn.response_id,
+            salt=salt,
+            owner=turn.key_id,
+        )
+        self._host.post(lambda engine: engine.prepare(request))
+
+    async def sequences(self, response_ids: Collection[str], key_id: str, salt: str) -> Sequences:
+        """The sequences of turns that are about to be deleted, to be wiped when they are.
+
+        Those of turns that others continue are parts of theirs, but for answers that read otherwise
+        once another turn follows.
+        """
+        if self._archive is None:
+            return []
+        found: Sequences = []
+        chains = [await self._history.known_chain(one, key_id) for one in response_ids]
+        parents = {chain[-1].parent_id for chain in chains if chain}
+        for chain in filter(None, chains):
+            settles = chain[-1].settled_from is not None
+            if chain[-1].response_id not in parents or settles:
+                found.append((salt, sequence_ids(chain)))
+            if settles:
+                found.append((salt, history_ids(chain)))
+        return found
+
+    async def wipe(self, response_ids: Sequence[str], sequences: Sequences) -> None:
+        """Forget responses, with the pages that only these sequences need, on disk too."""
+        await self._host.call(lambda engine: engine.forget(response_ids, sequences))
+        archive = self._archive
+        if archive is not None and sequences:
+            is_done = await asyncio.to_thread(archive.flush, _FLUSH_S)
+            if not is_done:
+                _log.warning("KV pages of a deleted conversation are still on disk")

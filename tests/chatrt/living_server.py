@@ -1,0 +1,311 @@
+"""The whole server around a tiny model, which a test can hold, stop kindly or lose as by a kill.
+
+Knows: how the parts are put together (as `chatrt serve` does), their threads, their folders.
+Does not know: conversations, what a test asks.
+Invariant: a life has an event loop and threads of its own; what is behind it is in `folder` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from chatrt.archive import Archive, DiskPages
+from chatrt.cost_model import LinearCostModel
+from chatrt.engine import Engine, EngineLimits
+from chatrt.engine.archiving import Archiving
+from chatrt.host import EngineHost
+from chatrt.metrics import Metrics
+from chatrt.native_sampling import NativeSampler
+from chatrt.page_bytes import PageBytes
+from chatrt.pages import PageAllocator
+from chatrt.params import SamplingParams
+from chatrt.prefix import PrefixTree
+from chatrt.scheduler import Scheduler, SchedulerLimits
+from chatrt.server.server import Server
+from chatrt.server.settings import ServerSettings
+from chatrt.service import ChatService, ServiceSettings
+from chatrt.session_manager import SessionManager
+from chatrt.store import Store
+from chatrt.testing.engine import PAGE_SIZE, tiny_target
+from chatrt.testing.heads import head_drafter, tiny_head
+from chatrt_kernels.cpu.binding import NativeLibrary
+from chatrt_kernels.cpu.ops import NativeOps
+from chatrt_kernels.cpu.sampling import NativeSampling
+from tests.chatrt_kernels.cpu_support import NATIVE_PATH, compiled
+from tests.support import time_scale
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from chatrt.engine import Target
+    from chatrt.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+KEYS = ("key-one", "key-two")
+MODEL = "tiny"
+PATIENCE_S = 5.0 * time_scale()
+DEFAULTS = SamplingParams(temperature=0.0, max_output_tokens=12)
+_LAYERS = (0, 1)
+_FINGERPRINT = "tiny with a head"
+
+
+@cache
+def native_ops() -> NativeOps:
+    """The kernels of this machine: rows are the same bits in any company."""
+    return NativeOps(NativeLibrary(compiled(NATIVE_PATH)), 1)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything a server has; bytes and seconds as the settings count them."""
+
+    num_pages: int = 32
+    max_context: int = 256
+    num_drafts: int = 4
+    max_parked: int = 64
+    host_bytes: int = 0
+    disk_bytes: int = 2**24
+    grace_s: float = 30.0
+    slow_client_s: float = 30.0
+    outbox_bytes: int = 2**20
+
+
+class Pace:
+    """Lets an engine step freely, so many steps, or never again; for its thread and the test's."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._permits: int | None = None  # None: as many as it likes
+        self._is_dead = False
+        self._is_idle = True
+
+    def hold(self) -> None:
+        """No further step, until `allow` or `free`."""
+        with self._changed:
+            self._permits = 0
+
+    def allow(self, count: int) -> None:
+        """Lets a held engine take so many further steps."""
+        with self._changed:
+            if self._permits is not None:
+                self._permits += count
+                self._changed.notify_all()
+
+    def free(self) -> None:
+        """Steps freely from now on."""
+        with self._changed:
+            self._permits = None
+            self._changed.notify_all()
+
+    def kill(self) -> None:
+        """The engine's thread ends where it is about to step."""
+        with self._changed:
+            self._is_dead = True
+            self._changed.notify_all()
+
+    def wait_used(self) -> None:
+        """Until a held engine has used its steps, or has nothing to do."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: self._permits is None or not self._permits or self._is_idle, PATIENCE_S
+            )
+
+    def paced(self, step: Callable[[], bool]) -> Callable[[], bool]:
+        """A step that waits until it may be taken."""
+
+        def paced_step() -> bool:
+            with self._changed:
+                self._is_idle = False
+                self._changed.wait_for(lambda: self._is_dead or self._permits != 0)
+                if self._is_dead:
+                    raise SystemExit  # ends this thread, and nothing else
+            worked = step()
+            with self._changed:
+                if self._permits:
+                    self._permits -= 1
+                self._is_idle = not worked
+                self._changed.notify_all()
+            return worked
+
+        return paced_step
+
+
+def native_target(tokenizer: Tokenizer, size: Size) -> Target:
+    """The tiny model on the native kernels, sampled natively too."""
+    ops = native_ops()
+    target = tiny_target(
+        tokenizer, num_pages=size.num_pages, max_context=size.max_context, ops=ops
+    )
+    kernel = NativeSampling(ops.kernels.functions, target.vocab_size)
+    return replace(target, make_sampler=partial(NativeSampler, kernel=kernel))
+
+
+@dataclass
+class LivingServer:
+    """One life of the server, begun by `start` and ended by `stop` or `kill`."""
+
+    tokenizer: Tokenizer
+    folder: Path
+    size: Size
+    pace: Pace = field(default_factory=Pace)
+
+    def start(self) -> None:
+        """Put it together and listen."""
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="living-server")
+        self._thread.start()
+        self.run(self._start())
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self.server.port
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 2 * PATIENCE_S) -> T:
+        """What a coroutine on the server's loop returns."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def call(self, function: Callable[[Engine], T]) -> T:
+        """What a call between two steps of the engine returns."""
+        return self.run(self.host.call(function))
+
+    def stop(self) -> None:
+        """End it kindly, as `chatrt serve` does on SIGTERM after the drain."""
+        self.pace.free()
+        self.run(self._stop(), 10 * PATIENCE_S)
+        self._end_loop()
+
+    def kill(self) -> None:
+        """Lose it: nothing more is computed, sent or written, nobody is told.
+
+        What the store was given is written by its thread, as by a process that dies a moment later.
+        """
+        self.pace.kill()
+        self.host.wake()
+        self.host._thread.join(PATIENCE_S)
+        assert not self.host._thread.is_alive()
+        self.run(self._abort())
+        with self.archive._changed:
+            thread = self.archive._worker.end()
+        if thread is not None:
+            thread.join(PATIENCE_S)
+        assert self.archive._tiers.disk is not None
+        self.archive._tiers.disk.close()  # the lock of a process goes with it
+        self.store.close()
+        self._end_loop()
+
+    def num_page_files(self) -> int:
+        """Page files in its folder, once all that is on its way to or from disk has arrived."""
+        assert self.archive.flush(PATIENCE_S)
+        return sum(1 for _ in (self.folder / "pages").rglob("*.kv*"))
+
+    def known_turns(self) -> dict[str, str]:
+        """The ids of all turns that it could continue, with the keys' ids."""
+        history = self.service._history
+        return {name: turn.key_id for name, turn in history._turns.items()}
+
+    async def _start(self) -> None:
+        size = self.size
+        target = native_target(self.tokenizer, size)
+        head = tiny_head(target.decoder.config, feature_layers=_LAYERS)
+        drafter = head_drafter(head, target, native_ops(), num_slots=size.max_parked + 16)
+        allocator = PageAllocator(size.num_pages)
+        sessions = SessionManager(
+            allocator, PrefixTree(allocator, PAGE_SIZE), page_size=PAGE_SIZE
+        )
+        limits = SchedulerLimits(max_num_batched_tokens=target.batches.max_rows)
+        costs = LinearCostModel(fixed_ms=0.2, decode_row_ms=0.05, prefill_row_ms=0.02)
+        seeds = itertools.count(time.time_ns() % 2**40)
+        engine = Engine(
+            target,
+            sessions=sessions,
+            scheduler=Scheduler(sessions, limits, costs),
+            drafter=drafter,
+            limits=EngineLimits(
+                max_context=size.max_context,
+                num_drafts=size.num_drafts,
+                max_parked=size.max_parked,
+                num_expected=32,
+            ),
+            clock=time.perf_counter_ns,
+            draw_seed=lambda: next(seeds),
+        )
+        engine.step = self.pace.paced(engine.step)  # type: ignore[method-assign]  # held by tests
+        self.engine = engine
+        self.host = EngineHost(engine)
+        self.host.start()
+        self._open_archive(PageBytes([target.kv, drafter.kv]))
+        await self._serve()
+
+    def _open_archive(self, page_bytes: PageBytes) -> None:
+        pages = self.folder / "pages"
+        pages.mkdir(parents=True, exist_ok=True)
+        self.archive = Archive(
+            page_bytes=page_bytes.num_bytes,
+            page_size=PAGE_SIZE,
+            fingerprint=_FINGERPRINT,
+            host_bytes=self.size.host_bytes,
+            disk=DiskPages(pages, max_bytes=self.size.disk_bytes),
+            wake=self.host.wake,
+        )
+        archiving = Archiving(
+            self.archive, page_bytes, self.engine.sessions, fingerprint=_FINGERPRINT
+        )
+        self.host.post(lambda engine: engine.keep_pages_in(archiving))
+
+    async def _serve(self) -> None:
+        size = self.size
+        self.store = Store.open(self.folder / "chats.sqlite")
+        self.service = ChatService(
+            self.host,
+            self.tokenizer,
+            self.store,
+            Metrics(MODEL),
+            ServiceSettings(model=MODEL, max_context=size.max_context, sampling=DEFAULTS),
+            archive=self.archive,
+        )
+        settings = ServerSettings(
+            port=0,
+            api_keys=KEYS,
+            disconnect_grace_s=size.grace_s,
+            slow_client_s=size.slow_client_s,
+            outbox_bytes=size.outbox_bytes,
+            drain_s=0.0,
+        )
+        self.server = Server(self.service, settings)
+        await self.server.start()
+
+    async def _stop(self) -> None:
+        await self.server.drain()
+        await self.host.stop()
+        await self.service.close()
+        await asyncio.to_thread(self.archive.close, PATIENCE_S)
+
+    async def _abort(self) -> None:
+        assert self.server._server is not None
+        self.server._server.close(close_connections=False)
+        for connection in list(self.server._connections):
+            connection._socket.transport.abort()
+        await self._cancel_others()
+
+    async def _cancel_others(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=PATIENCE_S)
+
+    def _end_loop(self) -> None:
+        self.run(self._cancel_others())
+        self.run(self.loop.shutdown_default_executor())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(PATIENCE_S)
+        self.loop.close()

@@ -1,0 +1,260 @@
+"""Pages that are written behind an answer, and what a turn finds of them after a restart."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chatrt.archive import Archive, DiskPages
+from chatrt.engine.archiving import Archiving
+from chatrt.page_bytes import PageBytes
+from chatrt.testing.engine import (
+    PAGE_SIZE,
+    Outcome,
+    engine_over,
+    outcomes,
+    tiny_target,
+    turn_request,
+)
+from chatrt.testing.tokenizer import tiny_tokenizer
+from chatrt.turn import FinishReason, TurnKind
+from tests.chatrt.engine_support import ColdRuns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from chatrt.engine import Engine
+    from chatrt.text.tokenizer import Tokenizer
+    from chatrt.turn import TurnRequest
+
+PROMPT = list(b"the moon is made of cheese and the sea of salt, and so is everything else here")
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def cold(tokenizer: Tokenizer) -> ColdRuns:
+    return ColdRuns(tokenizer)
+
+
+@dataclass
+class World:
+    """An engine over an archive, and the means to wait for it."""
+
+    engine: Engine
+    archive: Archive
+    news: threading.Event
+
+    def run(self, request: TurnRequest) -> Outcome:
+        """Submit one turn and step until it ended."""
+        self.engine.submit(request)
+        return self.until_ended(request.response_id)
+
+    def until_ended(self, response_id: str) -> Outcome:
+        found: dict[str, Outcome] = {}
+        while response_id not in found or found[response_id].finished is None:
+            worked = self.engine.step()
+            outcomes(self.engine.take_events(), found)
+            if not worked and response_id not in found:
+                assert self.news.wait(TIMEOUT_S), "nothing arrives"
+                self.news.clear()
+        return found[response_id]
+
+    def settle(self) -> None:
+        """Until all that is to be written is written."""
+        while self.engine.step() or self.archive.num_room == 0:
+            assert self.archive.flush(TIMEOUT_S)
+        assert self.archive.flush(TIMEOUT_S)
+
+    def num_on_disk(self) -> int:
+        return self.archive.figures().num_disk_pages
+
+
+@contextmanager
+def world(
+    tokenizer: Tokenizer, folder: Path | None, *, num_pages: int = 64, host_bytes: int = 0
+) -> Iterator[World]:
+    target = tiny_target(tokenizer, num_pages=num_pages)
+    engine = engine_over(target, max_context=256)
+    page_bytes = PageBytes([target.kv])
+    news = threading.Event()
+    archive = Archive(
+        page_bytes=page_bytes.num_bytes,
+        page_size=PAGE_SIZE,
+        fingerprint="tiny",
+        host_bytes=host_bytes,
+        disk=None if folder is None else DiskPages(folder, max_bytes=2**24),
+        wake=news.set,
+    )
+    engine.keep_pages_in(Archiving(archive, page_bytes, engine.sessions, fingerprint="tiny"))
+    assert folder is None or archive.wait_ready(TIMEOUT_S)
+    try:
+        yield World(engine, archive, news)
+    finally:
+        engine.cancel_all()
+        engine.sessions.check_invariants()
+        archive.close(TIMEOUT_S)
+
+
+def kept(name: str, token_ids: list[int], **fields: object) -> TurnRequest:
+    request = turn_request(name, token_ids)
+    return replace(request, archived=True, **fields)  # type: ignore[arg-type]  # names of its own
+
+
+def test_after_a_restart_the_next_turn_reuses_all_that_was_written(
+    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
+) -> None:
+    with world(tokenizer, tmp_path) as before:
+        first = before.run(kept("a", PROMPT))
+        before.settle()
+        num_written = before.num_on_disk() * PAGE_SIZE
+    ids = [*PROMPT, *first.end.output_ids]
+    assert num_written == (len(ids) - 1) // PAGE_SIZE * PAGE_SIZE
+    request = kept("b", [*ids, *b"and why?"], num_history=len(ids), parent_id="a")
+    with world(tokenizer, tmp_path) as after:
+        found = after.run(replace(request))
+        assert found.end.kv.restored_tokens == found.end.kv.reused_tokens == num_written
+        assert found.end.kv.prefix == "restored"
+        assert found.end.kv.restored_from == "disk"
+        assert found.end.kv.computed_tokens == len(request.token_ids) - num_written
+        cold.assert_equal(request, found)
+
+
+def test_what_is_written_is_only_what_may_be_kept(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with world(tokenizer, tmp_path) as here:
+        here.run(replace(kept("private", PROMPT), archived=False))
+        typed = replace(kept("typed", PROMPT), kind=TurnKind.TYPED_AHEAD, typed_ahead_key="lane")
+        here.run(typed)
+        here.settle()
+        assert here.num_on_disk() == 0
+
+
+def test_a_shared_front_is_written_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with world(tokenizer, tmp_path) as here:
+        here.run(kept("a", PROMPT))
+        here.settle()
+        num_before = here.num_on_disk()
+        here.run(kept("b", [*PROMPT[: 3 * PAGE_SIZE], *b"another end of it, which is as long"]))
+        here.settle()
+        assert here.num_on_disk() - num_before < num_before
+
+
+def test_pages_that_were_evicted_come_back_from_host_memory(
+    tokenizer: Tokenizer, cold: ColdRuns
+) -> None:
+    with world(tokenizer, None, num_pages=12, host_bytes=2**24) as here:
+        first = here.run(kept("a", PROMPT))
+        here.settle()
+        for number in range(3):
+            here.run(turn_request(f"other {number}", [number + 1, *PROMPT]))
+        ids = [*PROMPT, *first.end.output_ids]
+        request = kept("b", [*ids, 5], num_history=len(ids), parent_id="a")
+        found = here.run(replace(request))
+        assert found.end.kv.restored_from == "host"
+        assert found.end.kv.computed_tokens <= PAGE_SIZE
+        assert found.end.kv.miss_reason is None
+        cold.assert_equal(request, found)
+
+
+def test_other_turns_go_on_while_pages_are_on_their_way(
+    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
+) -> None:
+    with world(tokenizer, tmp_path) as before:
+        before.run(kept("a", PROMPT))
+        before.settle()
+    with world(tokenizer, tmp_path) as after:
+        request, other = kept("b", [*PROMPT, 5]), turn_request("c", list(b"another one"))
+        after.engine.submit(replace(other))
+        after.engine.submit(replace(request))
+        found: dict[str, Outcome] = {}
+        while len(found) < 2 or any(one.finished is None for one in found.values()):
+            after.engine.step()
+            outcomes(after.engine.take_events(), found)
+        cold.assert_equal(request, found["b"])
+        cold.assert_equal(other, found["c"])
+
+
+def test_a_turn_that_is_cancelled_while_its_pages_are_on_their_way_leaves_nothing_behind(
+    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
+) -> None:
+    with world(tokenizer, tmp_path) as before:
+        before.run(kept("a", PROMPT))
+        before.settle()
+    with world(tokenizer, tmp_path) as after:
+        after.engine.submit(kept("b", [*PROMPT, 5]))
+        after.engine.step()
+        assert after.engine.cancel("b")
+        ended = outcomes(after.engine.take_events())["b"].end
+        assert ended.reason is FinishReason.CANCELLED
+        after.engine.forget(["b"])
+        assert after.engine.sessions.num_free + after.engine.sessions.num_evictable == 64
+        request = kept("c", [*PROMPT, 5])
+        cold.assert_equal(request, after.run(replace(request)))
+
+
+def test_a_damaged_page_ends_what_is_restored_and_the_rest_is_computed(
+    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
+) -> None:
+    with world(tokenizer, tmp_path) as before:
+        before.run(kept("a", PROMPT))
+        before.settle()
+        num_pages = before.num_on_disk()
+    files = [path for path in tmp_path.rglob("*") if path.stat().st_size > 500 and path.is_file()]
+    assert len(files) == num_pages
+    for path in files[::2]:
+        damaged = bytearray(path.read_bytes())
+        damaged[-1] ^= 1
+        path.write_bytes(damaged)
+    with world(tokenizer, tmp_path) as after:
+        request = kept("b", [*PROMPT, 5])
+        found = after.run(replace(request))
+        assert found.end.kv.restored_tokens < num_pages * PAGE_SIZE
+        cold.assert_equal(request, found)
+
+
+def test_deleting_wipes_what_was_written_and_what_was_about_to_be(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    with world(tokenizer, tmp_path) as here:
+        first = here.run(kept("a", PROMPT))
+        here.engine.step()
+        here.engine.forget(["a"], [("", [*PROMPT, *first.end.output_ids])])
+        here.settle()
+        assert here.num_on_disk() == 0
+        assert here.engine.sessions.num_free == 64
+        second = here.run(kept("b", PROMPT))
+        here.settle()
+        assert here.num_on_disk() > 0
+        here.engine.forget(["b"], [("", [*PROMPT, *second.end.output_ids])])
+        assert here.archive.flush(TIMEOUT_S)
+        assert here.num_on_disk() == 0
+
+
+def test_without_room_for_the_pages_the_turn_is_computed_instead(
+    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
+) -> None:
+    with world(tokenizer, tmp_path) as before:
+        before.run(kept("a", PROMPT))
+        before.settle()
+    with world(tokenizer, tmp_path, num_pages=7) as after:
+        request = kept("b", [*PROMPT, 5])
+        found = after.run(replace(request))
+        cold.assert_equal(request, found)
+
+
+def test_other_keys_restore_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with world(tokenizer, tmp_path) as before:
+        before.run(kept("a", PROMPT))
+        before.settle()
+    with world(tokenizer, tmp_path) as after:
+        found = after.run(kept("b", [*PROMPT, 5], salt="another"))
+        assert found.end.kv.restored_tokens == found.end.kv.reused_tokens == 0
