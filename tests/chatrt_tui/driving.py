@@ -22,9 +22,13 @@ TIME_SCALE = float(os.environ.get("CHATRT_TEST_TIME_SCALE", "1"))
 
 @asynccontextmanager
 async def app_at(
-    url: str, *, size: tuple[int, int] = (90, 30), connected: bool = True
+    url: str,
+    *,
+    size: tuple[int, int] = (90, 30),
+    connected: bool = True,
+    typing_ahead: bool = False,
 ) -> AsyncIterator[tuple[ChatApp, Pilot[None]]]:
-    app = ChatApp(url)
+    app = ChatApp(url, typing_ahead=typing_ahead)
     async with app.run_test(size=size, notifications=True) as pilot:
         if connected:
             await until(lambda: "scripted" in state(app))

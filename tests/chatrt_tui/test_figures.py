@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from chatrt.client import TurnResult
-from chatrt.errors import ContextLengthExceeded
+from chatrt.errors import Conflict, ContextLengthExceeded
 from chatrt_tui import figures
 
 RESULT = TurnResult(
@@ -24,8 +24,12 @@ RESULT = TurnResult(
             "reused_tokens": 768,
             "computed_tokens": 32,
             "typed_ahead_tokens": 0,
-            "miss_reason": "edited",
-            "first_divergence": 768,
+            "miss_reason": "template_drift",
+            "first_divergence": {
+                "position": 768,
+                "held": {"id": 5, "text": "<think>"},
+                "asked": {"id": 6, "text": "\n"},
+            },
         },
         "gap_ms": {"p50": 4.1, "max": 11.2},
         "speculation": {
@@ -58,12 +62,16 @@ def test_details_tell_stages_tokens_gaps_and_drafts_and_leave_out_what_is_0() ->
     assert "tokens  768 cached · 32 computed · 12 written" in text.splitlines()
     assert "gaps  p50 4.1 · max 11 ms" in text
     assert "19 of 30 accepted (ngram)" in text
-    assert "edited at token 768" in text
+    assert text.splitlines()[3] == (
+        "cache miss  the template writes an earlier answer differently now, "
+        "from token 768 on: '<think>' was cached, '\\n' is asked for"
+    )
 
 
-def test_tokens_that_were_typed_ahead_are_told() -> None:
-    text = figures.details(replace(RESULT, timing={"kv": {"typed_ahead_tokens": 7}}))
-    assert "7 typed ahead" in text
+def test_tokens_that_were_typed_ahead_are_told_beside_those_that_were_cached() -> None:
+    kv = {"reused_tokens": 90, "typed_ahead_tokens": 7, "computed_tokens": 3}
+    text = figures.details(replace(RESULT, usage={}, timing={"kv": kv}))
+    assert "tokens  90 cached, 7 of them typed ahead · 3 computed" in text.splitlines()
 
 
 def test_details_of_an_answer_in_one_delta_have_no_gaps() -> None:
@@ -75,7 +83,26 @@ def test_details_of_an_answer_in_one_delta_have_no_gaps() -> None:
 def test_a_miss_without_a_divergence_names_no_token() -> None:
     kv = {"miss_reason": "evicted", "first_divergence": None}
     text = figures.details(replace(RESULT, timing={"kv": kv}))
-    assert "cache miss  evicted" in text.splitlines()
+    assert "cache miss  the server had given some of these pages away" in text.splitlines()
+
+
+def test_a_divergence_at_an_end_and_a_reason_of_tomorrow_are_told_as_far_as_they_go() -> None:
+    first = {"position": 9, "held": None, "asked": {"id": 6, "text": ""}}
+    kv = {"miss_reason": "moon_phase", "first_divergence": first}
+    text = figures.details(replace(RESULT, timing={"kv": kv}))
+    told = "cache miss  moon phase, from token 9 on: the end was cached, token 6 is asked for"
+    assert told in text.splitlines()
+
+
+def test_left_out_turns_are_told_in_words_and_in_the_status() -> None:
+    one = replace(RESULT, timing={"kv": {"dropped_turns": 1, "computed_tokens": 1}})
+    assert figures.left_out(one) == (
+        "The context is full: the oldest turn was left out of this answer. "
+        "1 token had to be computed."
+    )
+    assert figures.status(one, 8192).endswith(" · 812/8192 tokens · 1 turn left out")
+    assert figures.left_out(RESULT) == ""
+    assert figures.status(RESULT, 8192) == f"{figures.summary(RESULT)} · 812/8192 tokens"
 
 
 def test_context_use_names_the_size_when_it_is_known() -> None:
@@ -86,5 +113,11 @@ def test_context_use_names_the_size_when_it_is_known() -> None:
 def test_an_ending_says_why_an_answer_is_not_whole() -> None:
     assert figures.ending(RESULT) == ""
     assert figures.ending(replace(RESULT, reason="cancelled")) == "stopped"
+    assert figures.ending(replace(RESULT, error=Conflict("one at a time"))) == "one at a time"
+
+
+def test_a_refusal_of_a_long_message_says_what_helps() -> None:
     error = ContextLengthExceeded("9 tokens do not fit in 8")
-    assert figures.ending(replace(RESULT, error=error)) == "9 tokens do not fit in 8"
+    assert figures.ending(replace(RESULT, error=error)) == (
+        "9 tokens do not fit in 8. Shorten the message, or begin a new chat with Ctrl+N."
+    )

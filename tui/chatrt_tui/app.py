@@ -25,7 +25,7 @@ _QUIT_WINDOW_S = 3.0
 
 
 class ChatApp(App[None]):
-    """Chat with the server at `url`."""
+    """Chat with the server at `url`; `typing_ahead` sends what is typed before Enter, too."""
 
     TITLE = "chatrt"
     # Toasts keep away from the banner and from where an answer grows. Inline, a screen of
@@ -47,9 +47,16 @@ class ChatApp(App[None]):
         Binding("ctrl+end", "scroll_to_end", show=False, priority=True),
     ]
 
-    def __init__(self, url: str, api_key: str | None = None, *, model: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        model: str | None = None,
+        typing_ahead: bool = True,
+    ) -> None:
         super().__init__()
-        self._chat = Chat(url, api_key, model=model)
+        self._chat = Chat(url, api_key, model=model, typing_ahead=typing_ahead)
         self._asked_to_quit_s = float("-inf")
 
     def compose(self) -> ComposeResult:
@@ -69,6 +76,9 @@ class ChatApp(App[None]):
         yield SystemCommand(
             "Copy answer", "Copy the newest answer as Markdown", self.action_copy_answer
         )
+        change = "off" if self._chat.typing_ahead else "on"
+        told, toggle = "Send what is being typed before Enter", self._chat.toggle_typing_ahead
+        yield SystemCommand(f"Typing ahead: turn {change}", told, toggle)
         yield from super().get_system_commands(screen)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

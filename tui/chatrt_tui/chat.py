@@ -1,7 +1,7 @@
 """The chat itself: prompt, transcript and status line around one conversation.
 
-Knows: which conversation and which tip a question continues, the turn that runs, what each event
-of the client's thread means for the widgets.
+Knows: which conversation and which tip a question continues, what is typed ahead of it, the turn
+that runs, what each event of the client's thread means for the widgets.
 Does not know: sockets, how a widget paints.
 Invariant: a question always continues the tip shown at the end of the transcript; a conversation is
 left only by the person's own key, never because a connection was lost.
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from textual import on, work
 from textual.containers import Vertical
+from textual.widgets import TextArea
 
 from chatrt.client import ClientThread, ResponseRequest, TurnResult
-from chatrt.client.thread import (
+from chatrt.client.batches import (
     ConnectionState,
     ConversationMade,
     ThreadEvent,
@@ -58,6 +59,8 @@ class _RunningTurn:
     question: str
     view: AnswerView
     unsent: bool  # it waits for the connection
+    cut_off: bool = False  # the connection was lost in mid-answer
+    stopping: bool = False
 
 
 class Chat(Vertical):
@@ -67,9 +70,12 @@ class Chat(Vertical):
     Chat { height: 1fr; & > Prompt { margin: 0 1; } }
     """
 
-    def __init__(self, url: str, api_key: str | None, *, model: str | None) -> None:
+    def __init__(
+        self, url: str, api_key: str | None, *, model: str | None, typing_ahead: bool
+    ) -> None:
         super().__init__()
         self.client: ClientThread = client_for(self, url, api_key)
+        self.typing_ahead = typing_ahead
         self._model = model
         self._num_context: int | None = None
         self._conversation = _Conversation()
@@ -107,25 +113,46 @@ class Chat(Vertical):
 
     @on(Prompt.Submitted)
     async def ask(self, event: Prompt.Submitted) -> None:
-        """Send the prompt as the next turn."""
+        """Send the prompt as the next turn; it is on its way before anything is painted."""
+        self._num_turns += 1
+        title = clean_line(event.text)[:TITLE_CHARS]
+        self.client.ask(self._num_turns, self._request(event.text), title=title)
+        unsent = self._connection.kind in ("connecting", "lost")
+        view = AnswerView()
+        self._turn = _RunningTurn(self._num_turns, event.text, view, unsent)
         transcript = self.query_one(Transcript)
         await transcript.add_question(event.text)
-        self._num_turns += 1
-        view = await transcript.add_answer()
-        unsent = self._connection.kind in ("connecting", "lost")
+        await transcript.add_answer(view)
         if unsent:
             view.tell(_UNSENT)
-        self._turn = _RunningTurn(self._num_turns, event.text, view, unsent)
+        self.query_one(StatusLine).show_figures("")  # they are the last turn's, not this one's
+        self._show_state()
+
+    def _request(self, text: str) -> ResponseRequest:
         here = self._conversation
-        request = ResponseRequest(
-            input=event.text,
+        return ResponseRequest(
+            input=text,
             model=self._model,
             previous_response_id=here.tip_id,
             conversation=None if here.tip_id else here.id,
+            truncation="auto",
         )
-        self.client.ask(self._num_turns, request, title=clean_line(event.text)[:TITLE_CHARS])
-        self.query_one(StatusLine).show_figures("")  # they are the last turn's, not this one's
-        self._show_state()
+
+    @on(TextArea.Changed)
+    def _type_ahead(self) -> None:
+        """Let the server read along; while an answer runs, what follows it cannot be computed."""
+        text = self.query_one(Prompt).text.lstrip()
+        if self.typing_ahead and self._turn is None and text and not text.startswith("/"):
+            self.client.type_ahead(self._request(self.query_one(Prompt).text))
+        else:
+            self.client.drop_typing()
+
+    def toggle_typing_ahead(self) -> None:
+        """Send what is typed before Enter from now on, or only then."""
+        self.typing_ahead = not self.typing_ahead
+        self._type_ahead()
+        told = "on." if self.typing_ahead else "off: nothing is sent before Enter."
+        self.notify(f"Typing ahead is {told}")
 
     @on(Prompt.NotNow)
     def _say_not_now(self) -> None:
@@ -135,6 +162,8 @@ class Chat(Vertical):
         """Stop the answer that runs; its part stays, and so does the prompt."""
         if self._turn is not None:
             self.client.stop(self._turn.id)
+            self._turn.stopping = True
+            self._show_state()
 
     async def start_new(self) -> None:
         """Leave this conversation and begin another."""
@@ -142,6 +171,7 @@ class Chat(Vertical):
         await self.query_one(Transcript).clear(_WELCOME)
         self.query_one(StatusLine).show_figures("")
         self._show_state()
+        self._type_ahead()
 
     def open(self, row: ConversationRow) -> None:
         """Show an old conversation, to go on with it."""
@@ -170,6 +200,7 @@ class Chat(Vertical):
             await self._show_item(transcript, item)
         self.query_one(StatusLine).show_figures("")
         self._show_state()
+        self._type_ahead()
 
     async def _show_item(self, transcript: Transcript, item: dict[str, Any]) -> None:
         text = "".join(str(part.get("text", "")) for part in item.get("content") or ())
@@ -177,7 +208,7 @@ class Chat(Vertical):
             self.query_one(Prompt).remember(text)
             await transcript.add_question(text)
         elif item.get("role") == "assistant":
-            view = await transcript.add_answer()
+            view = await transcript.add_answer(AnswerView())
             await view.append(text)
             await view.finish_old(stopped=item.get("status") == "incomplete")
 
@@ -208,8 +239,9 @@ class Chat(Vertical):
                 self._take_connection(event)
             case ConversationMade(turn_id, conversation_id) if self._is_running(turn_id):
                 self._conversation.id = conversation_id
-            case TurnInterrupted(turn_id) if self._is_running(turn_id):
-                self.query_one(StatusLine).show_state("cut off, waiting for the server")
+            case TurnInterrupted(turn_id) if self._turn is not None and self._is_running(turn_id):
+                self._turn.cut_off = True
+                self._show_state()
             case TurnDone(turn_id, result) if self._is_running(turn_id):
                 await self._end_turn(result)
             case _:
@@ -234,12 +266,9 @@ class Chat(Vertical):
         # More than was streamed where the server kept what a lost connection did not bring.
         await turn.view.append(result.text[turn.view.num_received :])
         await turn.view.finish(result)
-        total = result.usage.get("total_tokens")
-        parts = [figures.summary(result)]
-        if total:
-            parts.append(figures.context_use(total, self._num_context))
-        self.query_one(StatusLine).show_figures(" · ".join(part for part in parts if part))
+        self.query_one(StatusLine).show_figures(figures.status(result, self._num_context))
         self._show_state()
+        self._type_ahead()
 
     def _take_connection(self, state: ConnectionState) -> None:
         self._connection = state
@@ -248,8 +277,9 @@ class Chat(Vertical):
             case "connected":
                 banner.hide()
                 self._read_model()
-                if self._turn is not None and self._turn.unsent:
-                    self._turn.unsent = False
+                self._type_ahead()
+                if self._turn is not None:
+                    self._turn.unsent = self._turn.cut_off = False
                     self._turn.view.tell("…")
             case "lost":
                 wait = f"trying again in {state.retry_in_s:.1f} s (attempt {state.attempt + 1})"
@@ -274,7 +304,10 @@ class Chat(Vertical):
         self._show_state()
 
     def _show_state(self) -> None:
-        if self._turn is not None and self._connection.kind == "connected":
+        if self._turn is not None and self._turn.cut_off:
+            waits = "stops when the server is back · Esc gives up"
+            text = waits if self._turn.stopping else "cut off, waiting for the server · Esc stops"
+        elif self._turn is not None and self._connection.kind == "connected":
             text = "answering · Esc stops"
         elif self._connection.kind == "connected":
             text = clean_line(self._model or "")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from textual.message_pump import MessagePump
 
-    from chatrt.client.thread import ThreadEvent
+    from chatrt.client.batches import ThreadEvent
 
 
 class ServerBatch(Message):

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from chatrt.errors import ContextLengthExceeded
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from chatrt.client import TurnResult
 
 _STAGES = ("tokenize", "queue", "match", "restore", "prefill", "first_sample", "send")
+_TOO_LONG = "Shorten the message, or begin a new chat with Ctrl+N."
+_MISSES = {
+    "evicted": "the server had given some of these pages away",
+    "instructions_changed": "the instructions are not those of the turn before",
+    "model_changed": "another model answered before",
+    "truncated": "the oldest turns were left out",
+    "template_drift": "the template writes an earlier answer differently now",
+}
 
 
 def summary(result: TurnResult) -> str:
@@ -34,13 +44,26 @@ def summary(result: TurnResult) -> str:
     return " · ".join(parts)
 
 
+def status(result: TurnResult, num_context: int | None) -> str:
+    """The summary, how full the context is, and whether turns were left out of it."""
+    total, num_left_out = result.usage.get("total_tokens"), _num_left_out(result)
+    parts = [
+        summary(result),
+        context_use(total, num_context) if total else "",
+        f"{num_left_out} turn{_s(num_left_out)} left out" if num_left_out else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
 def context_use(num_tokens: int, num_context: int | None) -> str:
     """How full the context is: `812/8192 tokens`, or `812 tokens` where its size is not known."""
     return f"{num_tokens}/{num_context} tokens" if num_context else f"{num_tokens} tokens"
 
 
 def ending(result: TurnResult) -> str:
-    """Why an answer is not whole, in a few words; empty for one that is."""
+    """Why an answer is not whole, and what helps; empty for one that is."""
+    if isinstance(result.error, ContextLengthExceeded):
+        return f"{result.error.message.rstrip('.')}. {_TOO_LONG}"
     if result.error is not None:
         return result.error.message
     match result.reason:
@@ -52,6 +75,17 @@ def ending(result: TurnResult) -> str:
             return ""
         case other:
             return str(other)
+
+
+def left_out(result: TurnResult) -> str:
+    """What the answer does not know because the context is full; empty where nothing is missing."""
+    number = _num_left_out(result)
+    if not number:
+        return ""
+    turns = "oldest turn was" if number == 1 else f"{number} oldest turns were"
+    told = f"The context is full: the {turns} left out of this answer."
+    computed = _dict(result.timing, "kv").get("computed_tokens")
+    return f"{told} {computed} token{_s(computed)} had to be computed." if computed else told
 
 
 def details(result: TurnResult) -> str:
@@ -88,24 +122,45 @@ def details(result: TurnResult) -> str:
 def _token_lines(result: TurnResult) -> list[str]:
     lines = []
     kv = _dict(result.timing, "kv")
-    tokens = [
-        f"{kv[key]} {word}"
-        for key, word in (
-            ("reused_tokens", "cached"),
-            ("computed_tokens", "computed"),
-            ("typed_ahead_tokens", "typed ahead"),
-        )
-        if kv.get(key)
-    ]
+    tokens = []
+    if kv.get("reused_tokens"):
+        num_ahead = kv.get("typed_ahead_tokens")
+        ahead = f", {num_ahead} of them typed ahead" if num_ahead else ""
+        tokens.append(f"{kv['reused_tokens']} cached{ahead}")
+    if kv.get("computed_tokens"):
+        tokens.append(f"{kv['computed_tokens']} computed")
     if result.usage.get("output_tokens"):
         tokens.append(f"{result.usage['output_tokens']} written")
     if tokens:
         lines.append("tokens  " + " · ".join(tokens))
     if kv.get("miss_reason"):
-        first = kv.get("first_divergence")
-        where = "" if first is None else f" at token {first}"
-        lines.append(f"cache miss  {kv['miss_reason']}{where}")
+        reason = str(kv["miss_reason"])
+        divergence = _divergence(_dict(kv, "first_divergence"))
+        lines.append(f"cache miss  {_MISSES.get(reason, reason.replace('_', ' '))}{divergence}")
     return lines
+
+
+def _divergence(first: Mapping[str, Any]) -> str:
+    """From where on a prompt differs from what was cached, with both tokens."""
+    if "position" not in first:
+        return ""
+    held, asked = _token(_dict(first, "held")), _token(_dict(first, "asked"))
+    return f", from token {first['position']} on: {held} was cached, {asked} is asked for"
+
+
+def _token(token: Mapping[str, Any]) -> str:
+    """A token for people, its line ends and control characters spelled out."""
+    if token.get("text"):
+        return repr(token["text"])
+    return f"token {token['id']}" if token.get("id") is not None else "the end"
+
+
+def _num_left_out(result: TurnResult) -> int:
+    return int(_dict(result.timing, "kv").get("dropped_turns") or 0)
+
+
+def _s(number: int) -> str:
+    return "" if number == 1 else "s"
 
 
 def _draft_line(speculation: Mapping[str, Any]) -> list[str]:

@@ -5,16 +5,31 @@ Knows: how the app is run. Does not know: servers, settings; the command line ha
 
 from __future__ import annotations
 
+import sys
+
+# How soon the client's thread gets the interpreter back while the screen is painted: Python's own
+# 5 ms would be part of each TTFT, for the question to leave and again for its first text.
+_SWITCH_INTERVAL_S = 0.0005
+
 
 def run(
-    url: str, api_key: str | None = None, *, model: str | None = None, inline: bool = False
+    url: str,
+    api_key: str | None = None,
+    *,
+    model: str | None = None,
+    inline: bool = False,
+    typing_ahead: bool = True,
 ) -> None:
-    """Chat with the server at `url` until the person quits; `inline` keeps the shell visible."""
+    """Chat with the server at `url` until the person quits; `inline` keeps the shell visible.
+
+    With `typing_ahead` what is being typed is sent before Enter, for the server to prefill.
+    """
     # Imported here, so that a command line that only prints its help need not load Textual.
     from chatrt_tui.app import ChatApp
 
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     understand_alt_enter()
-    ChatApp(url, api_key, model=model).run(inline=inline)
+    ChatApp(url, api_key, model=model, typing_ahead=typing_ahead).run(inline=inline)
 
 
 def understand_alt_enter() -> None:

@@ -117,6 +117,9 @@ class AnswerView(Vertical):
         ending = figures.ending(result)
         if ending:
             await self.mount(Note(ending, warning=result.error is not None))
+        left_out = figures.left_out(result)
+        if left_out:
+            await self.mount(Note(left_out))
         summary, details = figures.summary(result), figures.details(result)
         if summary:
             await self.mount(Static(summary, markup=False, classes="figures"))
@@ -199,9 +202,8 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.mount(UserMessage(text))
         self.anchor()
 
-    async def add_answer(self) -> AnswerView:
-        """An empty answer at the end, to be filled."""
-        answer = AnswerView()
+    async def add_answer(self, answer: AnswerView) -> AnswerView:
+        """Show an answer at the end, empty so far; returns it."""
         await self.mount(answer)
         return answer
 
