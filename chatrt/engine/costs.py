@@ -44,29 +44,29 @@ def measure_costs(
     counts = [count for count in _CHUNK_ROWS if count <= most]
     deep = min(_DEEP_ROWS, counts[-1])
     context = max(0, min(_CONTEXT_TOKENS, num_tokens - deep))
-    pages = range(-(-max(context + deep, counts[-1]) // page_size))
-
-    def chunk_ms(start: int, count: int) -> float:
-        rows = BatchRows([0] * count, start, pages, range(count - 1, count))
-        return _least_ms(target, [rows], clock)
-
-    fresh_ms = {count: chunk_ms(0, count) for count in counts}
     most_sequences = min(target.batches.max_sequences, counts[-1])
     several = max(count for count in _NUM_SEQUENCES if count <= most_sequences)
-    singles = [BatchRows([0], 0, pages, range(1))] * several
-    several_ms = _least_ms(target, singles, clock)
+    pages = range(-(-max(context + deep, counts[-1]) // page_size))
+
+    def chunk(start: int, count: int) -> BatchRows:
+        return BatchRows([0] * count, start, pages, range(count - 1, count))
+
+    _forward_ms(target, [chunk(0, 1)], clock)
     # Pages that were never written cost nothing to read: the system has one for all of them. Behind
     # a first forward, for which the executor has said how it wants them to lie in memory.
     target.kv.data[:, :, pages.start : pages.stop].zero_()
-    one_deep_ms = _slope(fresh_ms[1], chunk_ms(context, 1), context)
-    more_deep_ms = _slope(fresh_ms[deep], chunk_ms(context, deep), context)
-    attended_ms = _slope(one_deep_ms, more_deep_ms, deep - 1)
-    rows_ms = {count: ms - attended_ms * looked_back_at(count, 0) for count, ms in fresh_ms.items()}
+    others = [[chunk(0, 1)] * several, [chunk(context, 1)], [chunk(context, deep)]]
+    passes = [[chunk(0, count)] for count in counts] + others
+    *fresh_ms, several_ms, one_ms, deep_ms = _least_ms(target, passes, clock)
+    fresh = dict(zip(counts, fresh_ms, strict=True))
+    one_slope, deep_slope = _slope(fresh[1], one_ms, context), _slope(fresh[deep], deep_ms, context)
+    attended_ms = _slope(one_slope, deep_slope, deep - 1)
+    rows_ms = {count: ms - attended_ms * looked_back_at(count, 0) for count, ms in fresh.items()}
     return ForwardCosts(
         rows=tuple(counts),
         rows_ms=tuple(accumulate(rows_ms.values(), max)),
         logits_ms=_slope(rows_ms[several], several_ms, several - 1),
-        context_ms=max(0.0, one_deep_ms - attended_ms),
+        context_ms=max(0.0, one_slope - attended_ms),
         attended_ms=attended_ms,
     )
 
@@ -110,11 +110,20 @@ def _slope(low_ms: float, high_ms: float, difference: int) -> float:
     return max(0.0, high_ms - low_ms) / difference if difference else 0.0
 
 
-def _least_ms(target: Target, rows: Sequence[BatchRows], clock: Callable[[], int]) -> float:
-    """Other processes only ever add to a time: the least of several is the forward's own."""
-    is_long = sum(len(one.token_ids) for one in rows) >= _LONG_ROWS
-    num_repeats = _NUM_LONG_REPEATS if is_long else _NUM_REPEATS
-    return min(_forward_ms(target, rows, clock) for _ in range(num_repeats))
+def _least_ms(
+    target: Target, passes: Sequence[Sequence[BatchRows]], clock: Callable[[], int]
+) -> list[float]:
+    """Other processes only ever add to a time: the least of several is the forward's own.
+
+    Passes take turns, so that what disturbs the machine for a while disturbs all of them.
+    """
+    least_ms = [float("inf")] * len(passes)
+    for num_round in range(_NUM_REPEATS):
+        for index, rows in enumerate(passes):
+            is_long = sum(len(one.token_ids) for one in rows) >= _LONG_ROWS
+            if num_round < (_NUM_LONG_REPEATS if is_long else _NUM_REPEATS):
+                least_ms[index] = min(least_ms[index], _forward_ms(target, rows, clock))
+    return least_ms
 
 
 def _forward_ms(target: Target, rows: Sequence[BatchRows], clock: Callable[[], int]) -> float:
