@@ -78,6 +78,23 @@ class History:
             response_id = turn.parent_id
         return chain[::-1]
 
+    async def descendants(self, response_id: str, key_id: str) -> list[str]:
+        """Ids of all turns that build on this one, stored or not."""
+        found: set[str] = set()
+        if self._store is not None:
+            found.update(await asyncio.to_thread(self._store.descendants, response_id, key_id))
+        # What builds on a turn in memory only is in memory only, or stored as a root.
+        more = {response_id}
+        while more:
+            found |= more
+            turns = self._turns.values()
+            more = {
+                turn.response_id
+                for turn in turns
+                if turn.parent_id in found and turn.response_id not in found
+            }
+        return sorted(found - {response_id})
+
     async def turn(self, response_id: str, key_id: str) -> StoredTurn:
         """One turn.
 

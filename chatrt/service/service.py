@@ -181,7 +181,10 @@ class ChatService:
         return recent or stored_response(await self._history.turn(response_id, key_id))
 
     async def delete_response(self, response_id: str, key_id: str) -> None:
-        """Forget a response: its text, its ids, the KV pages that only it needs."""
+        """Forget a response: its text, its ids, its KV pages with those of turns that build on it.
+
+        These can be read but not continued from now on, and their pages spell the deleted text.
+        """
         answer = self._answers.get(response_id)
         if answer is not None and answer.log.key_id == key_id:
             self.abandon(response_id)
@@ -192,12 +195,13 @@ class ChatService:
             if recent["status"] == "failed":
                 return  # no history ever had it
         turn = await self._history.turn(response_id, key_id)
-        sequences = await self._upkeep.sequences([response_id], key_id, self._salt(key_id))
+        wiped = [response_id, *await self._history.descendants(response_id, key_id)]
+        sequences = await self._upkeep.sequences(wiped, key_id, self._salt(key_id))
         if self._store is not None and await self._history.is_on_disk(response_id, key_id):
             await asyncio.wrap_future(self._store.delete_turn(response_id, key_id))
         self._history.forget([response_id])
         await self._conversations.deleted(turn)
-        await self._upkeep.wipe([response_id], sequences)
+        await self._upkeep.wipe(wiped, sequences)
 
     # Conversations -------------------------------------------------------------------------------
 

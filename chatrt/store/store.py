@@ -69,6 +69,13 @@ ORDER BY c.updated_at DESC, c.rowid DESC
 _TURN_IDS = (
     "SELECT response_id FROM turns WHERE conversation_id = ? AND key_id = ? ORDER BY created_at"
 )
+_DESCENDANTS = """
+WITH RECURSIVE below (id) AS (
+    SELECT :id UNION
+    SELECT response_id FROM turns JOIN below ON turns.parent_id = below.id WHERE key_id = :key
+)
+SELECT id FROM below WHERE id <> :id
+"""
 _CONVERSATION = """
 SELECT 1 FROM conversations WHERE id = ? AND key_id = ?
 """
@@ -165,6 +172,10 @@ class Store:
         if (missing := turns[0].parent_id) is not None:
             raise NotFound(f"response {response_id} builds on {missing}, which was deleted")
         return turns
+
+    def descendants(self, response_id: str, key_id: str) -> list[str]:
+        """Ids of all turns that build on this one. Cost: reads the key's turns; for deletions."""
+        return [row[0] for row in self._read(_DESCENDANTS, {"id": response_id, "key": key_id})]
 
     def delete_turn(self, response_id: str, key_id: str) -> Future[None]:
         """Deletes a turn and wipes its text from disk; what builds on it can then not go on.
