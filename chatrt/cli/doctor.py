@@ -7,6 +7,7 @@ rest is still shown.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -67,6 +68,7 @@ def find(settings: Settings, paths: Paths) -> Findings:
         "folders": {
             **{name: str(getattr(paths, name)) for name in ("cache", "data", "state", "config")},
             "api key": str(settings.api_key_file or paths.api_key),
+            "kv pages": _kv_pages(settings, paths),
         },
         "server": _server(paths),
     }
@@ -89,6 +91,18 @@ def _machine() -> dict[str, Any]:
         "instructions": " ".join(_instruction_sets()) or None,
         "ram_bytes": _ram_bytes(),
     }
+
+
+def _kv_pages(settings: Settings, paths: Paths) -> str:
+    """Where KV pages are kept, and how much of their share is taken."""
+    folder = settings.kv_dir or paths.kv_pages
+    num_bytes = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed while this counts
+                num_bytes += (Path(place) / name).stat().st_size
+    most = common.size_text(settings.disk_kv_bytes)
+    return f"{folder} ({common.size_text(num_bytes)} of at most {most})"
 
 
 def _ram_bytes() -> int | None:

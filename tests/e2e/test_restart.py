@@ -103,6 +103,26 @@ async def test_what_was_answered_before_kill_9_can_be_continued_after_it(
     assert response["usage"]["input_tokens"] > told["response"]["usage"]["total_tokens"]
 
 
+async def test_pages_that_were_on_disk_at_kill_9_are_not_computed_again(servers: Servers) -> None:
+    first = await servers.start()
+    async with first.caller() as caller:
+        told = (await turn(caller, "hello " * 60, max_output_tokens=20))["response"]
+    num_pages = (told["usage"]["total_tokens"] - 1) // 16
+    async with asyncio.timeout(20 * time_scale()):
+        while len(list((servers.home / "cache" / "kv").rglob("*.kv"))) < num_pages:
+            await asyncio.sleep(0.05)
+    first.kill()
+    second = await servers.start()
+    async with second.caller() as caller:
+        more = await turn(caller, "more", previous_response_id=told["id"], max_output_tokens=5)
+    kv = more["response"]["chatrt"]["kv"]
+    assert kv["restored_tokens"] == kv["reused_tokens"] == num_pages * 16
+    assert kv["restored_from"] == "disk"
+    removed = await asyncio.to_thread(second.delete, f"/v1/responses/{told['id']}")
+    assert removed.status == 200
+    assert list((servers.home / "cache" / "kv").rglob("*.kv")) == []
+
+
 async def test_without_a_data_folder_the_server_chats_and_says_that_nothing_is_kept(
     servers: Servers,
 ) -> None:
