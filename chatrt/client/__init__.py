@@ -6,11 +6,13 @@ Does not know: torch, models, how an answer is shown.
 
 from __future__ import annotations
 
-from chatrt.client.connection import Answer, ChatClient
+from chatrt.client.answer import Answer
+from chatrt.client.connection import ChatClient
 from chatrt.client.http import HttpRoutes
 from chatrt.client.messages import ClientEvent, ResponseRequest, TurnResult
 from chatrt.client.thread import ClientThread
 from chatrt.client.typed_ahead import TypedAhead
+from chatrt.client.watch import Watch, WatchedEvent
 
 __all__ = [
     "Answer",
@@ -21,4 +23,6 @@ __all__ = [
     "ResponseRequest",
     "TurnResult",
     "TypedAhead",
+    "Watch",
+    "WatchedEvent",
 ]

@@ -1,6 +1,6 @@
 """What the client's thread tells its program, and how it gathers that into batches.
 
-Knows: the events of a connection and of turns, which of them may wait for others.
+Knows: the events of a connection and of turns, ours and others', which of them may wait.
 Does not know: sockets, widgets. `post` is called where `add` is and must only hand the batch over.
 Invariant: the first delta of an answer is posted at once, later ones at most `_BATCHES_PER_S` times
 a second; nothing overtakes what was added before it.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from chatrt.client.messages import DELTA_TYPE, ClientEvent, TurnResult
 
@@ -62,7 +62,58 @@ class TurnDone:
     result: TurnResult
 
 
-ThreadEvent: TypeAlias = ConnectionState | ConversationMade | TurnEvent | TurnInterrupted | TurnDone
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """From here on turns of others in the conversation are told; `items` are its messages so far.
+
+    It comes again with each new connection, and those turns that still run are told from their
+    start then. Where the server lets the conversation not be watched, it comes all the same.
+    """
+
+    conversation_id: str
+    items: Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTurnBegan:
+    """Another connection's question is being answered.
+
+    `parent_id` is the response that it named; None for one that follows the conversation's newest.
+    """
+
+    conversation_id: str
+    response_id: str
+    parent_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTurnText:
+    """What comes next of that answer."""
+
+    response_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTurnDone:
+    """That answer ended; the conversation's `items` say what was asked (none: unknown)."""
+
+    response_id: str
+    result: TurnResult
+    items: Sequence[dict[str, Any]]
+
+
+ThreadEvent: TypeAlias = (
+    ConnectionState
+    | ConversationMade
+    | TurnEvent
+    | TurnInterrupted
+    | TurnDone
+    | Watching
+    | OtherTurnBegan
+    | OtherTurnText
+    | OtherTurnDone
+)
 Post: TypeAlias = Callable[[Sequence[ThreadEvent]], None]
 
 
@@ -73,20 +124,23 @@ class Batcher:
         self._post = post
         self._waiting: list[ThreadEvent] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._streaming: set[int] = set()
+        self._streaming: set[int | str] = set()  # turns, and responses of others
 
     def add(self, event: ThreadEvent) -> None:
         """Post `event`: at once, or with the next batch if it is a later delta of its turn."""
         self._waiting.append(event)
         if isinstance(event, TurnDone):
             self._streaming.discard(event.turn_id)
-        if isinstance(event, TurnEvent) and event.event.type == DELTA_TYPE:
-            if event.turn_id in self._streaming:
+        elif isinstance(event, OtherTurnBegan | OtherTurnDone):
+            self._streaming.discard(event.response_id)
+        streams = _of_delta(event)
+        if streams is not None:
+            if streams in self._streaming:
                 if self._timer is None:
                     loop = asyncio.get_running_loop()
                     self._timer = loop.call_later(1 / _BATCHES_PER_S, self.flush)
                 return
-            self._streaming.add(event.turn_id)
+            self._streaming.add(streams)
         self.flush()
 
     def flush(self) -> None:
@@ -97,3 +151,12 @@ class Batcher:
         if self._waiting:
             batch, self._waiting = self._waiting, []
             self._post(batch)
+
+
+def _of_delta(event: ThreadEvent) -> int | str | None:
+    """The turn, or the response of others, whose text `event` is; None for all other events."""
+    if isinstance(event, OtherTurnText):
+        return event.response_id
+    if isinstance(event, TurnEvent) and event.event.type == DELTA_TYPE:
+        return event.turn_id
+    return None

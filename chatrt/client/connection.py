@@ -1,33 +1,34 @@
 """One WebSocket to the server: several answers at once, each an async iterator of stamped events.
 
-Knows: lanes, which event belongs to which answer, the client's verbs.
+Knows: lanes, which event belongs to which answer or watch, the client's verbs.
 Does not know: threads, reconnecting, how an answer is shown.
 Invariant: every answer has a lane of its own while it runs (a `stream_id` is always sent), so an
-event with a `stream_id` belongs to the one answer on that lane, and an event without one answers
-the one outstanding connection-level request. Nothing is ever guessed from order alone.
+event with a `stream_id` belongs to the one answer on that lane, or to the one subscription, and an
+event without one answers the one outstanding connection-level request. Nothing is ever guessed from
+order alone.
 Cost: events wait in memory, unbounded, until their iterator is read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 from websockets.exceptions import ConnectionClosed
 
+from chatrt.client.answer import Answer
 from chatrt.client.http import HttpRoutes, websocket_url
 from chatrt.client.messages import (
     TERMINAL_TYPES,
     ClientEvent,
     ResponseRequest,
     TurnRecorder,
-    TurnResult,
     error_from_wire,
 )
 from chatrt.client.sockets import StampedConnection, lost_error, open_socket
 from chatrt.client.typed_ahead import TypedAhead, is_of_partial
+from chatrt.client.watch import Subscription, Watch
 from chatrt.errors import ChatrtError, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -35,77 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
+T = TypeVar("T")
+
 MAX_ACTIVE_LANES = 16
 _REPLY_TIMEOUT_S = 10.0
-
-
-class Answer:
-    """The events of one response, in order, as an async iterator that ends after the terminal one.
-
-    Iterating raises the server's error for a refused request, and `ServerUnavailable` when the
-    connection is lost. `sent_ns` was stamped just before the request was written.
-    """
-
-    def __init__(
-        self,
-        client: ChatClient,
-        lane: str,
-        start_ns: int | None,
-        recorder: TurnRecorder | None = None,
-    ) -> None:
-        self.sent_ns = time.perf_counter_ns()
-        self.recorder = recorder or TurnRecorder(self.sent_ns if start_ns is None else start_ns)
-        self._client = client
-        self._lane = lane
-        self._queue: asyncio.Queue[ClientEvent | ChatrtError] = asyncio.Queue()
-        self._ended = False
-
-    @property
-    def response_id(self) -> str | None:
-        """The response's id, None until its first event was read."""
-        return self.recorder.response_id
-
-    @property
-    def last_sequence_number(self) -> int | None:
-        """The number of the last event that arrived, iterated or not; None before the first."""
-        return self.recorder.last_sequence_number
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ClientEvent:
-        if self._ended:
-            raise StopAsyncIteration
-        event = await self._queue.get()
-        if isinstance(event, ChatrtError):
-            self._ended = True
-            raise event
-        self._ended = event.type in TERMINAL_TYPES
-        return event
-
-    async def cancel(self) -> None:
-        """Ask the server to stop; the iterator still gives what is left, and the terminal event."""
-        if not self._ended and not self.recorder.finished:
-            await self._client.cancel(self.response_id, stream_id=self._lane)
-
-    async def collect(self) -> TurnResult:
-        """Read to the end.
-
-        Raises:
-            ChatrtError: As iterating does, and for a response that failed.
-        """
-        async for _ in self:
-            pass
-        result = self.recorder.result()
-        if result.error is not None:
-            raise result.error
-        return result
-
-    def _deliver(self, event: ClientEvent | ChatrtError) -> None:
-        # Recorded as received, not as iterated: a cancel must know at once that there is an id.
-        if isinstance(event, ClientEvent):
-            self.recorder.add(event)
-        self._queue.put_nowait(event)
 
 
 class ChatClient:
@@ -119,6 +53,8 @@ class ChatClient:
         self._websocket = websocket
         self._answers: dict[str, Answer] = {}
         self._typed: dict[str, TypedAhead] = {}
+        self._subscriptions: dict[str, Subscription] = {}  # by conversation
+        self._subscribed_lanes: dict[str, Subscription] = {}
         self._free_lanes: asyncio.LifoQueue[str] = asyncio.LifoQueue()
         for index in reversed(range(MAX_ACTIVE_LANES)):
             self._free_lanes.put_nowait(f"lane-{index}")
@@ -259,6 +195,31 @@ class ChatClient:
             {"type": "chatrt.conversation.update", "id": conversation_id, "title": title}
         )
 
+    async def subscribe(self, conversation_id: str) -> Watch:
+        """Watch what other connections ask in a conversation, and how it is answered.
+
+        One watch of a conversation at a time: a new one takes the place of the one before.
+
+        Raises:
+            NotFound: There is no such conversation.
+            Overloaded: This connection has watched as many conversations as the server allows.
+            ServerUnavailable: The connection is gone, or the server does not answer.
+        """
+        self._check_open()
+        found = self._subscriptions.get(conversation_id)
+        if found is None:
+            found = Subscription(f"watch-{len(self._subscriptions)}")
+            self._subscriptions[conversation_id] = self._subscribed_lanes[found.lane] = found
+        watch = found.open()
+        if not found.is_confirmed:
+            message = {"type": "chatrt.conversation.subscribe", "id": conversation_id}
+            try:
+                await self._confirmed({**message, "stream_id": found.lane}, found.expect_reply())
+            except (ChatrtError, asyncio.CancelledError):
+                watch.close()
+                raise
+        return watch
+
     @property
     def is_lost(self) -> bool:
         """Whether the connection is gone."""
@@ -302,15 +263,20 @@ class ChatClient:
         async with self._request_lock:
             self._reply = asyncio.get_running_loop().create_future()
             try:
-                await self._write(message)
-                async with asyncio.timeout(_REPLY_TIMEOUT_S):
-                    return await self._reply
-            except TimeoutError as error:
-                raise ServerUnavailable(
-                    f"the server did not answer {message['type']} within {_REPLY_TIMEOUT_S:g} s"
-                ) from error
+                return await self._confirmed(message, self._reply)
             finally:
                 self._reply = None
+
+    async def _confirmed(self, message: Mapping[str, Any], reply: asyncio.Future[T]) -> T:
+        """Send `message` and wait for its reply."""
+        await self._write(message)
+        try:
+            async with asyncio.timeout(_REPLY_TIMEOUT_S):
+                return await reply
+        except TimeoutError as error:
+            raise ServerUnavailable(
+                f"the server did not answer {message['type']} within {_REPLY_TIMEOUT_S:g} s"
+            ) from error
 
     async def _read(self) -> None:
         lost: ChatrtError
@@ -326,8 +292,10 @@ class ChatClient:
         self._lost = lost
         for typed in self._typed.values():
             typed.lose()
+        for subscription in self._subscriptions.values():
+            subscription.lose(lost)
         for lane in list(self._answers):
-            self._answers[lane]._deliver(lost)
+            self._answers[lane].deliver(lost)
             self._free(lane)
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(lost)
@@ -344,12 +312,18 @@ class ChatClient:
         if lane is None:
             self._answer_request(kind, data, error)
             return
+        if (subscription := self._subscribed_lanes.get(str(lane))) is not None:
+            if error is None:
+                subscription.take(ClientEvent(kind, data, received_ns))
+            else:
+                subscription.refuse(error)
+            return
         answer, typed = self._answers.get(str(lane)), self._typed.get(str(lane))
         if answer is None or is_of_partial(data):
             if typed is not None:
                 typed.take(kind, error)
             return  # else its answer has ended: a cancel that came too late
-        answer._deliver(error or ClientEvent(kind, data, received_ns))
+        answer.deliver(error or ClientEvent(kind, data, received_ns))
         if error is not None or kind in TERMINAL_TYPES:
             self._free(str(lane))
 

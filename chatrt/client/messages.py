@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TERMINAL_TYPES = frozenset({"response.completed", "response.incomplete", "response.failed"})
+CREATED_TYPE = "response.created"
 DELTA_TYPE = "response.output_text.delta"
 
 # The sampling fields that the API itself has; all others travel in our extension object.

@@ -1,6 +1,7 @@
 """The client on a thread and event loop of its own, for programs that paint.
 
-Knows: connecting again with growing pauses, going on with an answer whose connection was lost.
+Knows: connecting again with growing pauses, going on with an answer whose connection was lost, and
+only then watching the conversation again.
 Does not know: widgets. `post` is called on this thread and must only hand the batch over.
 Invariant: receive times are taken here, never on the painting loop. A turn that was handed in gets
 exactly one `TurnDone`, and no question is ever sent twice.
@@ -23,16 +24,18 @@ from chatrt.client.batches import (
     TurnEvent,
     TurnInterrupted,
 )
-from chatrt.client.connection import Answer, ChatClient
+from chatrt.client.connection import ChatClient
 from chatrt.client.http import HttpRoutes
 from chatrt.client.messages import ResponseRequest, TurnRecorder, TurnResult
 from chatrt.client.typist import Typist
+from chatrt.client.watcher import Watcher
 from chatrt.errors import ChatrtError, NotFound, ServerUnavailable
 
 if TYPE_CHECKING:
     import ssl as ssl_module
     from collections.abc import Callable, Coroutine, Iterator
 
+    from chatrt.client.answer import Answer
     from chatrt.client.batches import Post
     from chatrt.client.typed_ahead import TypedAhead
 
@@ -89,8 +92,10 @@ class ClientThread:
         self._running: dict[int, Answer] = {}  # turns of which the server told something
         self._waiting: set[int] = set()  # turns that wait for the connection
         self._stopped: set[int] = set()
+        self._cut_off: set[int] = set()  # turns that the next connection has to resume
         self._client: ChatClient | None = None
         self._typist: Typist | None = None
+        self._watcher = Watcher(self._batcher)
         self._settled = asyncio.Event()  # connected, or refused for good
         self._refusal: ChatrtError | None = None
         self._closing = asyncio.Event()
@@ -119,6 +124,13 @@ class ClientThread:
     def drop_typing(self) -> None:
         """Send nothing of a half-typed text that still waits to be sent."""
         self._call(self._drop_typing)
+
+    def watch(self, conversation_id: str | None) -> None:
+        """Tell what others ask in this conversation from now on; of none with None.
+
+        `Watching` comes first, then their turns; ours are never among them.
+        """
+        self._call(self._watcher.watch, conversation_id)
 
     def stop(self, turn_id: int) -> None:
         """Stop a turn: its `TurnDone` has the part of the answer that was sent.
@@ -150,6 +162,7 @@ class ClientThread:
     async def _main(self) -> None:
         keeper = asyncio.create_task(self._keep_connected())
         await self._closing.wait()
+        self._watcher.watch(None)
         tasks = [keeper, *self._turns.values()]
         for task in tasks:
             task.cancel()
@@ -175,6 +188,7 @@ class ClientThread:
                 self._client, self._typist = client, Typist(client)
                 self._settled.set()
                 self._batcher.add(ConnectionState("connected", "connected", attempt))
+                self._watch_again()
                 connected_s = self._loop.time()
                 why = _as_unavailable(await client.wait_lost())
                 self._leave()
@@ -190,7 +204,16 @@ class ClientThread:
         if self._client is not None and self._typist is not None:
             self._settled.clear()
             self._typist.drop()
+            self._watcher.use(None)
             self._client = self._typist = None
+
+    def _watch_again(self) -> None:
+        """Watch over this connection, once it resumes all that it has to.
+
+        A subscription would bring those answers first, and as if others had asked.
+        """
+        if not self._cut_off and self._client is not None:
+            self._watcher.use(self._client)
 
     async def _connected(self, turn_id: int) -> ChatClient:
         self._waiting.add(turn_id)
@@ -282,6 +305,7 @@ class ClientThread:
         recorder = answer.recorder
         try:
             while True:
+                self._cut_off.add(turn_id)
                 self._batcher.add(TurnInterrupted(turn_id))
                 client = await self._connected(turn_id)
                 try:
@@ -289,6 +313,7 @@ class ClientThread:
                         response_id, after=answer.last_sequence_number, recorder=recorder
                     )
                     self._running[turn_id] = answer
+                    self._resumed(turn_id)
                     await self._read(turn_id, answer)
                 except ChatrtError as error:
                     if not (isinstance(error, ServerUnavailable) and client.is_lost):
@@ -301,6 +326,13 @@ class ClientThread:
             return recorder.result(lost)
         except ChatrtError as refusal:
             return recorder.result(refusal)
+        finally:
+            self._resumed(turn_id)
+
+    def _resumed(self, turn_id: int) -> None:
+        """A turn has resumed its answer, or gives up on it."""
+        self._cut_off.discard(turn_id)
+        self._watch_again()
 
     async def _find_again(
         self, turn_id: int, answer: Answer, response_id: str, lost: ServerUnavailable

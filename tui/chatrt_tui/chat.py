@@ -1,16 +1,16 @@
 """The chat itself: prompt, transcript and status line around one conversation.
 
 Knows: which conversation and which tip a question continues, what is typed ahead of it, the turn
-that runs, what each event of the client's thread means for the widgets.
+that runs, ours or another client's, what each event of the client's thread means for the widgets.
 Does not know: sockets, how a widget paints.
 Invariant: a question always continues the tip shown at the end of the transcript; a conversation is
-left only by the person's own key, never because a connection was lost.
+left only by the person's own key, never because a connection was lost. Of others' turns those are
+shown that follow this tip: nothing shown ever gives way to another branch.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from textual import on, work
@@ -21,20 +21,28 @@ from chatrt.client import ClientThread, ResponseRequest, TurnResult
 from chatrt.client.batches import (
     ConnectionState,
     ConversationMade,
+    OtherTurnBegan,
+    OtherTurnDone,
+    OtherTurnText,
     ThreadEvent,
     TurnDone,
     TurnEvent,
     TurnInterrupted,
+    Watching,
 )
 from chatrt.errors import ChatrtError
 from chatrt_tui import figures
 from chatrt_tui.clean import clean_line
 from chatrt_tui.connection import ServerBatch, client_for
+from chatrt_tui.items import item_text, items_behind, newest_id, questions_of
 from chatrt_tui.prompt import Prompt
 from chatrt_tui.status import Banner, StatusLine
 from chatrt_tui.transcript import AnswerView, Transcript
+from chatrt_tui.turns import Conversation, OtherTurn, RunningTurn
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from textual.app import ComposeResult
 
     from chatrt_tui.conversations import ConversationRow
@@ -43,24 +51,8 @@ TITLE_CHARS = 60
 SHOWN_ITEMS = 200
 _UNSENT = "will be sent when the server is back"
 _WELCOME = "A new conversation. What would you like to know?"
-
-
-@dataclass(slots=True)
-class _Conversation:
-    """The conversation shown: its id, and the response that the next question follows."""
-
-    id: str | None = None
-    tip_id: str | None = None
-
-
-@dataclass(slots=True)
-class _RunningTurn:
-    id: int
-    question: str
-    view: AnswerView
-    unsent: bool  # it waits for the connection
-    cut_off: bool = False  # the connection was lost in mid-answer
-    stopping: bool = False
+_ASKED_ELSEWHERE = "(asked by another client; its words come with the end of the answer)"
+_BRANCHED = "Another client goes on in a branch of its own, which is not shown here."
 
 
 class Chat(Vertical):
@@ -78,8 +70,9 @@ class Chat(Vertical):
         self.typing_ahead = typing_ahead
         self._model = model
         self._num_context: int | None = None
-        self._conversation = _Conversation()
-        self._turn: _RunningTurn | None = None
+        self._conversation = Conversation()
+        self._turn: RunningTurn | None = None
+        self._other: OtherTurn | None = None
         self._num_turns = 0
         self._connection = ConnectionState("connecting", "connecting")
 
@@ -90,7 +83,7 @@ class Chat(Vertical):
 
     @property
     def answering(self) -> bool:
-        """Whether a turn runs."""
+        """Whether a turn of ours runs."""
         return self._turn is not None
 
     def compose(self) -> ComposeResult:
@@ -114,14 +107,19 @@ class Chat(Vertical):
     @on(Prompt.Submitted)
     async def ask(self, event: Prompt.Submitted) -> None:
         """Send the prompt as the next turn; it is on its way before anything is painted."""
+        if self._other is not None:  # it began as Enter was pressed
+            self.query_one(Prompt).give_back(event.text)
+            self._say_not_now()
+            return
         self._num_turns += 1
         title = clean_line(event.text)[:TITLE_CHARS]
         self.client.ask(self._num_turns, self._request(event.text), title=title)
         unsent = self._connection.kind in ("connecting", "lost")
         view = AnswerView()
-        self._turn = _RunningTurn(self._num_turns, event.text, view, unsent)
+        self._turn = RunningTurn(self._num_turns, event.text, view, unsent)
         transcript = self.query_one(Transcript)
         await transcript.add_question(event.text)
+        transcript.anchor()
         await transcript.add_answer(view)
         if unsent:
             view.tell(_UNSENT)
@@ -142,7 +140,8 @@ class Chat(Vertical):
     def _type_ahead(self) -> None:
         """Let the server read along; while an answer runs, what follows it cannot be computed."""
         text = self.query_one(Prompt).text.lstrip()
-        if self.typing_ahead and self._turn is None and text and not text.startswith("/"):
+        is_free = self._turn is None and self._other is None
+        if self.typing_ahead and is_free and text and not text.startswith("/"):
             self.client.type_ahead(self._request(self.query_one(Prompt).text))
         else:
             self.client.drop_typing()
@@ -156,7 +155,11 @@ class Chat(Vertical):
 
     @on(Prompt.NotNow)
     def _say_not_now(self) -> None:
-        self.notify("The answer is still coming. Esc stops it; your text stays here.")
+        if self._other is None:
+            told = "The answer is still coming. Esc stops it; your text stays here."
+        else:
+            told = "Another client is being answered here. Yours can follow; your text stays."
+        self.notify(told)
 
     def stop(self) -> None:
         """Stop the answer that runs; its part stays, and so does the prompt."""
@@ -190,8 +193,7 @@ class Chat(Vertical):
 
     async def _show_old(self, row: ConversationRow, items: list[dict[str, Any]]) -> None:
         self._leave()
-        ids = [item["response_id"] for item in items if item.get("response_id")]
-        self._conversation = _Conversation(row.id, ids[-1] if ids else row.last_response_id)
+        self._conversation = Conversation(row.id, newest_id(items) or row.last_response_id)
         transcript = self.query_one(Transcript)
         await transcript.clear()
         if len(items) > SHOWN_ITEMS:
@@ -199,11 +201,13 @@ class Chat(Vertical):
         for item in items[-SHOWN_ITEMS:]:
             await self._show_item(transcript, item)
         self.query_one(StatusLine).show_figures("")
+        self.client.watch(row.id)
         self._show_state()
         self._type_ahead()
 
-    async def _show_item(self, transcript: Transcript, item: dict[str, Any]) -> None:
-        text = "".join(str(part.get("text", "")) for part in item.get("content") or ())
+    async def _show_item(self, transcript: Transcript, item: Mapping[str, Any]) -> None:
+        text = item_text(item)
+        self._conversation.shown_ids.add(str(item.get("response_id")))
         if item.get("role") == "user":
             self.query_one(Prompt).remember(text)
             await transcript.add_question(text)
@@ -217,21 +221,33 @@ class Chat(Vertical):
             what = "question was not sent" if self._turn.unsent else "answer was stopped"
             self.notify(f"You left: the {what}.")
         self.stop()
-        self._turn = None
+        self._turn = self._other = None
+        self.client.watch(None)
         self.query_one(Prompt).allow_sending()
-        self._conversation = _Conversation()
+        self._conversation = Conversation()
 
     @on(ServerBatch)
     async def _take_batch(self, batch: ServerBatch) -> None:
         text = ""
         for event in batch.events:
-            if isinstance(event, TurnEvent) and event.event.delta:
-                text += event.event.delta if self._is_running(event.turn_id) else ""
+            added = self._text_of(event)
+            if added is not None:
+                text += added
                 continue
             await self._append(text)
             text = ""
             await self._take(event)
         await self._append(text)
+
+    def _text_of(self, event: ThreadEvent) -> str | None:
+        """What an event adds to the answer that grows; None for one that is no text."""
+        match event:
+            case TurnEvent(turn_id, inner) if inner.delta:
+                return inner.delta if self._is_running(turn_id) else ""
+            case OtherTurnText(response_id, text):
+                return text if self._is_other(response_id) else ""
+            case _:
+                return None
 
     async def _take(self, event: ThreadEvent) -> None:
         match event:
@@ -239,33 +255,93 @@ class Chat(Vertical):
                 self._take_connection(event)
             case ConversationMade(turn_id, conversation_id) if self._is_running(turn_id):
                 self._conversation.id = conversation_id
+                self.client.watch(conversation_id)
             case TurnInterrupted(turn_id) if self._turn is not None and self._is_running(turn_id):
                 self._turn.cut_off = True
                 self._show_state()
             case TurnDone(turn_id, result) if self._is_running(turn_id):
                 await self._end_turn(result)
+            case Watching(conversation_id, items) if conversation_id == self._conversation.id:
+                await self._catch_up(items)
+            case OtherTurnBegan(conversation_id) if conversation_id == self._conversation.id:
+                await self._begin_other(event)
+            case OtherTurnDone(response_id) if self._is_other(response_id):
+                await self._end_other(event)
             case _:
                 pass  # an event that paints nothing, or a turn that was left
 
     def _is_running(self, turn_id: int) -> bool:
         return self._turn is not None and self._turn.id == turn_id
 
+    def _is_other(self, response_id: str) -> bool:
+        return self._other is not None and self._other.response_id == response_id
+
     async def _append(self, text: str) -> None:
-        if text and self._turn is not None:
-            await self._turn.view.append(text)
+        growing = self._turn or self._other
+        if text and growing is not None:
+            await growing.view.append(text)
 
     async def _end_turn(self, result: TurnResult) -> None:
         turn, self._turn = self._turn, None
         assert turn is not None
-        prompt = self.query_one(Prompt)
-        prompt.allow_sending()
-        if result.usable_as_parent:
-            self._conversation.tip_id = result.response_id
-        else:
-            prompt.give_back(turn.question)
+        if not result.usable_as_parent:
+            self.query_one(Prompt).give_back(turn.question)
+        await self._finish(turn.view, result)
+
+    async def _catch_up(self, items: Sequence[Mapping[str, Any]]) -> None:
+        """Show what others asked while nothing was heard of them; what still runs comes again."""
+        other, self._other = self._other, None
+        if other is not None:
+            await other.remove()
+            self.query_one(Prompt).allow_sending()
+        if self._turn is not None:
+            return
+        behind = items_behind(items, self._conversation.tip_id)
+        if behind is None:
+            await self._tell_of_branch()
+        for item in behind or ():
+            await self._show_item(self.query_one(Transcript), item)
+        self._conversation.tip_id = newest_id(behind or ()) or self._conversation.tip_id
+        self._show_state()
+        self._type_ahead()
+
+    async def _begin_other(self, event: OtherTurnBegan) -> None:
+        here = self._conversation
+        if event.response_id in here.shown_ids:
+            return  # it was over before it was told
+        if self._turn or self._other or not here.is_followed_by(event):
+            await self._tell_of_branch()
+            return
+        transcript = self.query_one(Transcript)
+        question = await transcript.add_question(_ASKED_ELSEWHERE)
+        view = await transcript.add_answer(AnswerView())
+        self._other = OtherTurn(event.response_id, question, view)
+        self.query_one(Prompt).hold_sending()
+        self.query_one(StatusLine).show_figures("")
+        self._show_state()
+        self._type_ahead()
+
+    async def _end_other(self, event: OtherTurnDone) -> None:
+        other, self._other = self._other, None
+        assert other is not None
+        questions = questions_of(event.items, event.response_id)
+        if questions:
+            self.query_one(Prompt).remember(*questions)
+            other.question.show("\n\n".join(questions))
+        await self._finish(other.view, event.result)
+
+    async def _tell_of_branch(self) -> None:
+        if not self._conversation.has_branched:
+            self._conversation.has_branched = True
+            await self.query_one(Transcript).add_note(_BRANCHED)
+
+    async def _finish(self, view: AnswerView, result: TurnResult) -> None:
+        """A turn has ended: the next question may follow it."""
+        self.query_one(Prompt).allow_sending()
+        self._conversation.go_on(result)
         # More than was streamed where the server kept what a lost connection did not bring.
-        await turn.view.append(result.text[turn.view.num_received :])
-        await turn.view.finish(result)
+        await view.append(result.text[view.num_received :])
+        await view.finish(result)
         self.query_one(StatusLine).show_figures(figures.status(result, self._num_context))
         self._show_state()
         self._type_ahead()
@@ -304,12 +380,12 @@ class Chat(Vertical):
         self._show_state()
 
     def _show_state(self) -> None:
-        if self._turn is not None and self._turn.cut_off:
-            waits = "stops when the server is back · Esc gives up"
-            text = waits if self._turn.stopping else "cut off, waiting for the server · Esc stops"
-        elif self._turn is not None and self._connection.kind == "connected":
-            text = "answering · Esc stops"
-        elif self._connection.kind == "connected":
+        is_connected = self._connection.kind == "connected"
+        if self._turn is not None and (self._turn.cut_off or is_connected):
+            text = self._turn.state
+        elif self._other is not None and is_connected:
+            text = "another client is being answered"
+        elif is_connected:
             text = clean_line(self._model or "")
         else:
             text = "refused" if self._connection.kind == "refused" else "connecting …"

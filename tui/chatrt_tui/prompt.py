@@ -61,6 +61,10 @@ class Prompt(TextArea):
         """Enter sends again; after a prompt was sent it does not, until this is called."""
         self._may_send = True
 
+    def hold_sending(self) -> None:
+        """Enter does not send until `allow_sending` is called."""
+        self._may_send = False
+
     def give_back(self, text: str) -> None:
         """Put a text that could not be sent back, unless something new was typed."""
         if not self.text.strip():

@@ -41,6 +41,10 @@ class UserMessage(Static):
     def __init__(self, text: str) -> None:
         super().__init__(clean_text(text), markup=False)
 
+    def show(self, text: str) -> None:
+        """Show `text` instead."""
+        self.update(clean_text(text))
+
 
 class Note(Static):
     """A remark of the program itself, in a quiet colour."""
@@ -195,12 +199,13 @@ class Transcript(VerticalScroll, can_focus=False):
         """Stay at the end."""
         self.anchor()
 
-    async def add_question(self, text: str) -> None:
-        """Show what the person asks, and go to the end."""
+    async def add_question(self, text: str) -> UserMessage:
+        """Show what a person asks, at the end; who reads further up stays there."""
         await self.query(".welcome").remove()
         self.query(AnswerView).add_class("-earlier")
-        await self.mount(UserMessage(text))
-        self.anchor()
+        question = UserMessage(text)
+        await self.mount(question)
+        return question
 
     async def add_answer(self, answer: AnswerView) -> AnswerView:
         """Show an answer at the end, empty so far; returns it."""
