@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Beside running answers a page is copied only this often: its write takes time on a core of theirs.
 _BUSY_STEPS = 8
+# A page that takes longer to come than this, from a disk that hangs, is computed instead.
+_PATIENCE_NS = 2 * 10**9
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class _Restore:
     session: Session
     first: int
     num_pages: int
+    waits_since_ns: int
     num_arrived: int = 0
     tier: str = ""
 
@@ -120,7 +123,12 @@ class Archiving:
             if not self.save(busy=False):
                 self._archive.flush(left_s)
 
-    def begin_restore(self, session: Session) -> bool:
+    @property
+    def is_restoring(self) -> bool:
+        """Whether pages are on their way: `take_restored` wants to be called now and then."""
+        return bool(self._restores)
+
+    def begin_restore(self, session: Session, now_ns: int) -> bool:
         """Ask for the pages behind those that the session has; whether any is on its way.
 
         The session must not be planned until `take_restored` names it.
@@ -136,23 +144,26 @@ class Archiving:
         except OutOfPages:
             return False
         ticket = self._archive.load(records)
-        self._restores[ticket] = _Restore(session, first, len(records))
+        self._restores[ticket] = _Restore(session, first, len(records), now_ns)
         return True
 
-    def take_restored(self) -> list[Restored]:
+    def take_restored(self, now_ns: int) -> list[Restored]:
         """Put pages that arrived in their place; the sessions that wait for no more."""
         done: list[Restored] = []
         for loaded in self._archive.take_loaded():
             restore = self._restores[loaded.ticket]
+            restore.waits_since_ns = now_ns
             if loaded.payload is not None:
                 page_id = restore.session.page_ids[restore.first + loaded.index]
                 self._bytes.write(page_id, loaded.payload)
                 restore.num_arrived += 1
                 restore.tier = loaded.tier
             if loaded.payload is None or restore.num_arrived == restore.num_pages:
-                del self._restores[loaded.ticket]
-                num_tokens, size = self._settle(restore), self._sessions.page_size
-                done.append(Restored(restore.session, num_tokens, size, restore.tier))
+                done.append(self._end_restore(loaded.ticket))
+        for ticket, restore in list(self._restores.items()):
+            if now_ns - restore.waits_since_ns > _PATIENCE_NS:
+                self._archive.abandon(ticket)
+                done.append(self._end_restore(ticket))
         return done
 
     def abandon(self, session: Session) -> None:
@@ -169,6 +180,11 @@ class Archiving:
             key = child_key(key, token_ids[end - size : end])
             keys.append(key)
         self._archive.wipe(keys)
+
+    def _end_restore(self, ticket: int) -> Restored:
+        restore = self._restores.pop(ticket)
+        num_tokens, size = self._settle(restore), self._sessions.page_size
+        return Restored(restore.session, num_tokens, size, restore.tier)
 
     def _settle(self, restore: _Restore) -> int:
         """What arrived counts as computed; how many tokens more than before."""

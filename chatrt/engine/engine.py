@@ -96,6 +96,11 @@ class Engine:
         return len(self._turns)
 
     @property
+    def is_restoring(self) -> bool:
+        """Whether turns wait for pages: a step is due now and then, though nothing asks for one."""
+        return self._archiving is not None and self._archiving.is_restoring
+
+    @property
     def num_waiting(self) -> int:
         """Turns in the queue."""
         return len(self._admission)
@@ -108,8 +113,8 @@ class Engine:
         """
         if request.typed_ahead_key is not None:
             self._supersede(request.typed_ahead_key)
-        if request.parent_id is not None:
-            self._stop_preparing(request.parent_id)
+        if (parent_id := request.parent_id) is not None:  # what is prepared behind it is of now
+            self._end_all(lambda r: r.kind is TurnKind.PREPARED and r.parent_id == parent_id)
         if request.kind is TurnKind.TYPED_AHEAD and not request.token_ids:
             self._turns.refuse(request, FinishReason.PREFILLED)
             return
@@ -253,11 +258,12 @@ class Engine:
 
     def _take_restored(self) -> bool:
         """Go on with turns whose pages are back; whether there were any."""
-        restored = [] if self._archiving is None else self._archiving.take_restored()
+        now_ns = self._clock()
+        restored = [] if self._archiving is None else self._archiving.take_restored(now_ns)
         for one in restored:
             turn = self._turns.by_session[one.session.session_id]
             turn.entry.phase = Phase.RUNNING
-            turn.request.stamps.restored_ns = self._clock()
+            turn.request.stamps.restored_ns = now_ns
             if one.num_tokens:
                 turn.kv = with_restored(turn.kv, one, num_history=turn.request.num_history)
         return bool(restored)
@@ -381,10 +387,6 @@ class Engine:
     def _supersede(self, lane_key: str) -> None:
         """End the half-typed turn of a lane, queued or running."""
         self._end_all(lambda r: r.kind is TurnKind.TYPED_AHEAD and r.typed_ahead_key == lane_key)
-
-    def _stop_preparing(self, parent_id: str) -> None:
-        """A turn behind a response is here, or a newer preparation: the one that runs ends."""
-        self._end_all(lambda r: r.kind is TurnKind.PREPARED and r.parent_id == parent_id)
 
     def _end_all(self, matches: Callable[[TurnRequest], bool]) -> None:
         """End the turns whose requests match, queued or running, as cancelled."""

@@ -55,8 +55,8 @@ class Starting:
         placement = self._residency.place(request)
         stamps.matched_ns = self._clock()
         self.copy(placement.copies)
-        restores = archiving is not None and archiving.begin_restore(placement.session)
-        stamps.restored_ns = self._clock()
+        stamps.restored_ns = now_ns = self._clock()
+        restores = archiving is not None and archiving.begin_restore(placement.session, now_ns)
         sampling = request.sampling
         room = self._limits.max_context - len(request.token_ids)
         max_tokens = min(room, sampling.max_output_tokens or room)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chatrt.archive import Archive, DiskPages
+from chatrt.archive import Archive, DiskPages, Fault, PageRecord
 from chatrt.engine.archiving import Archiving
 from chatrt.page_bytes import PageBytes
 from chatrt.testing.engine import (
@@ -258,3 +258,32 @@ def test_other_keys_restore_nothing(tokenizer: Tokenizer, tmp_path: Path) -> Non
     with world(tokenizer, tmp_path) as after:
         found = after.run(kept("b", [*PROMPT, 5], salt="another"))
         assert found.end.kv.restored_tokens == found.end.kv.reused_tokens == 0
+
+
+def test_a_disk_that_hangs_delays_a_turn_for_two_seconds_and_no_more(
+    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world(tokenizer, tmp_path) as before:
+        before.run(kept("a", PROMPT))
+        before.settle()
+    answers = threading.Event()
+    read = DiskPages.read
+    with world(tokenizer, tmp_path) as after:
+
+        def read_late(disk: DiskPages, record: PageRecord) -> bytearray | Fault:
+            answers.wait(TIMEOUT_S)
+            return read(disk, record)
+
+        monkeypatch.setattr(DiskPages, "read", read_late)
+        request = kept("b", [*PROMPT, 5])
+        after.engine.submit(replace(request))
+        assert after.engine.step()
+        assert not after.engine.step()
+        assert after.engine.is_restoring
+        start_ns = after.engine._clock()
+        monkeypatch.setattr(after.engine, "_clock", lambda: start_ns + 2 * 10**9 + 10**6)
+        found = after.until_ended("b")
+        answers.set()
+        assert found.end.kv.restored_tokens == 0
+        assert not after.engine.is_restoring
+        cold.assert_equal(request, found)
