@@ -278,7 +278,8 @@ class PrefixTree:
     def _link(self, parent: PrefixNode, key: tuple[int, ...], page_id: int) -> PrefixNode:
         assert page_id not in self._node_of_page, f"page {page_id} already holds other tokens"
         self._allocator.share(page_id)
-        node = PrefixNode(key, page_id, parent, parent.depth + 1, parent.last_used)
+        # Its age comes from its own use and its descendants': a pin in front of it is not its own.
+        node = PrefixNode(key, page_id, parent, parent.depth + 1, 0)
         parent.children[key] = node
         insort(parent.sorted_keys, key)
         self._node_of_page[page_id] = node

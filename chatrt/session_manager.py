@@ -114,7 +114,7 @@ class SessionManager:
         self._tree.unpin(session.tip)
         tail = self._pool.take_tail(session.session_id)
         if tail is not None:
-            self._pool.keep_tail(session.session_id, replace(tail, age=self._tree.age(0)))
+            self._pool.keep_tail(session.session_id, replace(tail, age=tail.tip.last_used))
 
     def resume(self, session: Session) -> Attached:
         """Gives a parked session its pages back, as far as they still exist.
@@ -311,7 +311,8 @@ class SessionManager:
             tail = self._pool.take_tail(session_id)
             assert tail is not None
             copies = self._continue_in_copy(session, tail.page_id, num_tail)
-            self._pool.keep_tail(session_id, replace(tail, age=self._tree.age(tail.tip.rank)))
+            # As old as the path in front of it, which the match made young.
+            self._pool.keep_tail(session_id, replace(tail, age=tail.tip.last_used))
             return copies
         if match.partial is None or match.partial_page_id is None:
             return ()

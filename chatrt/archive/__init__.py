@@ -15,7 +15,7 @@ from __future__ import annotations
 from chatrt.archive.archive import Archive
 from chatrt.archive.disk import DiskPages
 from chatrt.archive.faults import Fault
-from chatrt.archive.keys import PageKey, PageRecord, child_key, root_key
+from chatrt.archive.keys import PageKey, PageRecord, child_key, path_keys, root_key
 from chatrt.archive.loads import Loaded
 from chatrt.archive.tiers import ArchiveFigures
 
@@ -28,5 +28,6 @@ __all__ = [
     "PageKey",
     "PageRecord",
     "child_key",
+    "path_keys",
     "root_key",
 ]

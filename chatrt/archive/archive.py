@@ -139,6 +139,16 @@ class Archive:
                 self._tiers.wipe(keys)
                 self._worker.stir()
 
+    def wipe_elsewhere(self, salt: str, token_ids: Sequence[int]) -> None:
+        """As `wipe`, of the pages that other models or versions left in the same folder.
+
+        Those whose pages have as many tokens as here: the others are not known by name.
+        """
+        with self._changed:
+            if not self._is_closed:
+                self._tiers.wipe_elsewhere(salt, token_ids)
+                self._worker.stir()
+
     def touch(self, keys: Iterable[PageKey]) -> None:
         """These pages are used now; unknown ones are passed over."""
         with self._changed:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from chatrt.archive.faults import BadPage, Complaints, Fault
 from chatrt.archive.folder import FoundPage, PageFolder
 from chatrt.archive.index import IndexEntry, PageIndex
+from chatrt.archive.keys import path_keys, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -160,6 +161,22 @@ class DiskPages:
         if entry is None:
             return None
         return self._folder.page_path(self._layout.fingerprint.hex(), key, entry.parent)
+
+    def forget_elsewhere(self, salt: str, token_ids: Sequence[int]) -> list[Path]:
+        """Holds the end of a sequence's path no longer that other models, or versions, left here.
+
+        Returns the files to remove.
+        """
+        doomed: list[Path] = []
+        for group, index in self.others.items():
+            root = root_of(bytes.fromhex(group), salt)
+            for key in reversed(path_keys(root, token_ids, self._layout.page_size)):
+                if index.num_children(key):
+                    break
+                entry = index.remove(key)
+                if entry is not None:
+                    doomed.append(self._folder.page_path(group, key, entry.parent))
+        return doomed
 
     def path_of(self, record: PageRecord) -> Path:
         """Where the file of a page of this model belongs."""

@@ -37,9 +37,23 @@ def fingerprint_key(fingerprint: str) -> bytes:
 
 def root_key(fingerprint: str, salt: str) -> PageKey:
     """The key in front of a sequence's first page: nothing but the model and the salt."""
-    digest = blake2b(fingerprint_key(fingerprint), digest_size=KEY_BYTES, person=b"chatrt root")
+    return root_of(fingerprint_key(fingerprint), salt)
+
+
+def root_of(model: bytes, salt: str) -> PageKey:
+    """The key in front of a sequence's first page, by the 16 bytes of `fingerprint_key`."""
+    digest = blake2b(model, digest_size=KEY_BYTES, person=b"chatrt root")
     digest.update(salt.encode())
     return digest.digest()
+
+
+def path_keys(root: PageKey, token_ids: Sequence[int], page_size: int) -> list[PageKey]:
+    """The keys of all full pages of a sequence, front to end."""
+    keys, key = [], root
+    for end in range(page_size, len(token_ids) + 1, page_size):
+        key = child_key(key, token_ids[end - page_size : end])
+        keys.append(key)
+    return keys
 
 
 def child_key(parent: PageKey, token_ids: Sequence[int]) -> PageKey:

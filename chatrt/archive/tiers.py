@@ -80,6 +80,7 @@ class Tiers:
         self.num_wiped = 0
         self.num_read = {TIER_HOST: 0, TIER_DISK: 0}
         self._early_wipes: list[tuple[PageKey, ...]] = []
+        self._early_elsewhere: list[tuple[str, tuple[int, ...]]] = []
 
     @property
     def num_room(self) -> int:
@@ -155,12 +156,24 @@ class Tiers:
         if not self.is_scanned:
             self._early_wipes.append(tuple(keys))
 
+    def wipe_elsewhere(self, salt: str, token_ids: Sequence[int]) -> None:
+        """Deletes the end of a path from what other models, or versions, left on disk."""
+        if self.disk is not None:
+            doomed = self.disk.forget_elsewhere(salt, token_ids)
+            self.doomed.extend(doomed)
+            self.num_wiped += len(doomed)
+        if not self.is_scanned:
+            self._early_elsewhere.append((salt, tuple(token_ids)))
+
     def scanned(self) -> None:
         """The disk's index is whole: what was wiped meanwhile goes from there too."""
         self.is_scanned = True
         for keys in self._early_wipes:
             self._wipe(keys, disk_only=True)
         self._early_wipes.clear()
+        for salt, token_ids in self._early_elsewhere:
+            self.wipe_elsewhere(salt, token_ids)
+        self._early_elsewhere.clear()
 
     def drop_queue(self) -> None:
         """Gives up what waits to be written; host memory keeps its own."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _RANKS = {TurnKind.TYPED_AHEAD: 1, TurnKind.PREPARED: 0}
+_ANSWERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,13 @@ class Admission:
             self._waiting.remove(request)
         return taken
 
+    def holds_answer_up(self, running: Collection[Running]) -> bool:
+        """Whether an answer waits whose owner may hold more, were only these running."""
+        return any(
+            _rank(request)[0] == _ANSWERS and self._may_hold_more(request, running)
+            for request in self._waiting
+        )
+
     def next(self, running: Collection[Running]) -> TurnRequest | None:
         """The first request whose owner may hold more, if it may start beside the running ones.
 
@@ -157,4 +165,4 @@ class Admission:
 
 def _rank(request: TurnRequest) -> tuple[int, int]:
     """Higher goes first; nobody waits for a prompt that is still being typed."""
-    return (_RANKS.get(request.kind, 2), request.priority)
+    return (_RANKS.get(request.kind, _ANSWERS), request.priority)

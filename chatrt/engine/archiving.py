@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chatrt.archive import PageRecord, child_key, root_key
+from chatrt.archive import PageRecord, child_key, path_keys, root_key
 from chatrt.errors import OutOfPages
 
 if TYPE_CHECKING:
@@ -86,13 +86,20 @@ class Archiving:
         self._num_steps = 0
 
     def keep(self, session: Session) -> None:
-        """A turn ended: what is not kept yet of its session's full pages will be written."""
+        """A turn ended: what is not kept yet of its session's full pages will be written.
+
+        All of them are looked up: a page in the middle that was lost would hide all behind it.
+        """
         node, missing = session.tip, []
         self._key_of(node, session.salt)
-        while node.parent is not None and not self._archive.knows(node.key):
-            missing.append(node)
+        while node.parent is not None:
+            if not self._archive.knows(node.key):
+                missing.append(node)
             node = node.parent
         self._backlog.extend(reversed(missing))
+        if len(self._backlog) > 2 * self._sessions.num_pages:
+            # Answers that never pause add pages faster than one in some steps is written.
+            self._backlog = deque(dict.fromkeys(one for one in self._backlog if one.linked))
         if session.tip.parent is not None:
             self._archive.touch([session.tip.key])
 
@@ -117,11 +124,16 @@ class Archiving:
         return False
 
     def finish(self, clock: Callable[[], int], *, time_ms: float) -> None:
-        """Hand over the whole backlog, waiting for room; what time does not allow is given up."""
+        """Hand over the whole backlog, waiting for room; what time does not allow is given up.
+
+        So is what there is no room for when all is written: a full disk makes none.
+        """
         deadline_ns = clock() + int(time_ms * 1e6)
         while self._backlog and (left_s := (deadline_ns - clock()) / 1e9) > 0:
-            if not self.save(busy=False):
-                self._archive.flush(left_s)
+            if self.save(busy=False):
+                continue
+            if not self._archive.flush(left_s) or self._archive.num_room == 0:
+                return
 
     @property
     def is_restoring(self) -> bool:
@@ -173,13 +185,26 @@ class Archiving:
             self._settle(self._restores.pop(ticket))
 
     def wipe(self, salt: str, token_ids: Sequence[int]) -> None:
-        """Delete the end of a sequence's path that no other kept sequence shares."""
-        size, key = self._sessions.page_size, root_key(self._fingerprint, salt)
-        keys: list[PageKey] = []
-        for end in range(size, len(token_ids) + 1, size):
-            key = child_key(key, token_ids[end - size : end])
-            keys.append(key)
-        self._archive.wipe(keys)
+        """Delete the end of a sequence's path that no other kept sequence shares.
+
+        What waits to be written of it is not, whoever else still holds its pages.
+        """
+        root, size = root_key(self._fingerprint, salt), self._sessions.page_size
+        self._archive.wipe(self._drop_waiting(path_keys(root, token_ids, size)))
+        self._archive.wipe_elsewhere(salt, token_ids)
+
+    def _drop_waiting(self, keys: list[PageKey]) -> list[PageKey]:
+        """Take the end of a path out of the backlog, up to where another waiting path branches off.
+
+        Returns the keys of that end.
+        """
+        own = set(keys)
+        others = [node for node in self._backlog if node.linked and node.key not in own]
+        needed = {node.parent.key for node in others if node.parent is not None}
+        num_kept = max((index + 1 for index, key in enumerate(keys) if key in needed), default=0)
+        end = set(keys[num_kept:])
+        self._backlog = deque(node for node in self._backlog if node.key not in end)
+        return keys[num_kept:]
 
     def _end_restore(self, ticket: int) -> Restored:
         restore = self._restores.pop(ticket)

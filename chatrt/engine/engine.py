@@ -17,8 +17,8 @@ from chatrt.engine.forward import batch_rows
 from chatrt.engine.report import with_restored
 from chatrt.engine.residency import Residency
 from chatrt.engine.starting import Starting
-from chatrt.engine.turns import Turns
-from chatrt.errors import ChatrtError, InvalidValue, OutOfPages
+from chatrt.engine.turns import AHEAD, Turns
+from chatrt.errors import ChatrtError, OutOfPages
 from chatrt.scheduler import Entry, Phase, Work
 from chatrt.speculative import row_logprobs, verify
 from chatrt.turn import FinishReason, TurnKind
@@ -119,7 +119,7 @@ class Engine:
             self._turns.refuse(request, FinishReason.PREFILLED)
             return
         try:
-            self._check_ids(request)
+            self._starting.check_ids(request)
             self._admission.put(request)
         except ChatrtError as error:
             self._turns.refuse(request, FinishReason.FAILED, error)
@@ -132,17 +132,6 @@ class Engine:
         assert request.kind is TurnKind.PREPARED
         if request.parent_id is not None and self._residency.holds(request.parent_id):
             self.submit(request)
-
-    def _check_ids(self, request: TurnRequest) -> None:
-        """A tokenizer may know more tokens than the model has embeddings; history was checked."""
-        new_ids = request.token_ids[request.num_history :]
-        largest, size = max(new_ids, default=0), self._target.decoder.config.vocab_size
-        if largest >= size:
-            token = self._target.tokenizer.token(largest)
-            raise InvalidValue(
-                f"the prompt has token {largest} ({token!r}), the model has embeddings for {size}",
-                param="input",
-            )
 
     def cancel(self, response_id: str) -> bool:
         """End a turn now, queued or running; whether there was one."""
@@ -173,9 +162,12 @@ class Engine:
     ) -> None:
         """Delete responses: tips and the pages that nothing else shares.
 
-        `sequences` are salts and token ids of paths to be deleted from the archive as well.
+        What is typed or prepared behind them ends. `sequences` are salts and token ids of paths to
+        be deleted from the archive as well.
         """
-        self._starting.copy(self._residency.forget(response_ids))
+        deleted = set(response_ids)
+        self._end_all(lambda r: r.kind in AHEAD and r.parent_id in deleted)
+        self._starting.copy(self._residency.forget(deleted))
         if self._archiving is not None:
             for salt, token_ids in sequences:
                 self._archiving.wipe(salt, token_ids)
@@ -244,6 +236,8 @@ class Engine:
                 admitted = True
                 continue
             if request is None:
+                if self._admission.holds_answer_up(self._turns.answers()) and self._give_way():
+                    continue
                 return admitted
             admitted = True
             try:
@@ -274,10 +268,7 @@ class Engine:
 
     def _save(self) -> bool:
         """Write some of what waits to be archived; whether there was anything."""
-        if self._archiving is None:
-            return False
-        busy = any(turn.request.kind is not TurnKind.PREPARED for turn in self._turns)
-        return self._archiving.save(busy=busy)
+        return self._archiving is not None and self._archiving.save(busy=self._turns.is_busy)
 
     def _forward(self, plan: Plan, drafts: Sequence[Sequence[int]]) -> list[Tensor]:
         """One pass over all planned rows; each entry's logits, none where it samples nothing."""
@@ -344,7 +335,8 @@ class Engine:
         match request.kind:
             case TurnKind.TYPED_AHEAD:
                 assert request.typed_ahead_key is not None
-                self._residency.keep_typed(request.typed_ahead_key, session)
+                key, behind = request.typed_ahead_key, request.parent_id
+                self._residency.keep_typed(key, session, parent_id=behind)
             case TurnKind.PREPARED:
                 assert request.parent_id is not None
                 self._starting.copy(self._residency.keep_prepared(request.parent_id, session))
@@ -377,12 +369,21 @@ class Engine:
         restoring = any(turn.entry.phase is Phase.RESTORING for turn in self._turns)
         if not starved or restoring:  # what is on its way back may be all that is missing
             return False
+        if self._give_way():
+            return True
         youngest = max(starved, key=lambda entry: entry.arrival)
         turn = self._turns.by_session[youngest.session.session_id]
         free, evictable = self._sessions.num_free, self._sessions.num_evictable
         self._turns.fail(turn, OutOfPages(1, free, evictable, self._sessions.num_pages))
         self._keep_older(turn.entry.session)
         return True
+
+    def _give_way(self) -> bool:
+        """End a turn that nobody waits for yet, as cancelled; whether there was one."""
+        if (turn := self._turns.least_wanted()) is not None:
+            turn.finish = FinishReason.CANCELLED
+            self._end(turn)
+        return turn is not None
 
     def _supersede(self, lane_key: str) -> None:
         """End the half-typed turn of a lane, queued or running."""

@@ -42,6 +42,14 @@ class Tip:
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """How late a session's pages are given up (a higher rank is later), and until when."""
+
+    rank: int
+    until_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """A session that holds exactly a request's ids, with what was reused and copies still to do.
 
@@ -77,7 +85,10 @@ class Residency:
         self._tips_of: dict[int, set[str]] = {}
         self._typed: dict[str, Session] = {}
         self._prepared: dict[str, Session] = {}
-        self._pins: list[tuple[int, int]] = []  # (until_ns, session id), the next to end first
+        self._typed_behind: dict[str, str | None] = {}  # lane → the response it was typed behind
+        self._pins: dict[int, Pin] = {}
+        # (until_ns, session id), the next to end first; outdated where that is not the pin's end.
+        self._pin_ends: list[tuple[int, int]] = []
 
     @property
     def num_tips(self) -> int:
@@ -117,26 +128,42 @@ class Residency:
             "evicted" if is_missed else None,
         )
 
+    def running_parent(self, request: TurnRequest) -> Session | None:
+        """The session of a request's parent if a turn runs in it: `place` may copy rows of it."""
+        tip = self._tips.get(request.parent_id) if request.parent_id else None
+        if tip is None or tip.session.state is not SessionState.ACTIVE:
+            return None
+        return tip.session
+
     def holds(self, response_id: str) -> bool:
         """Whether a session still holds this response."""
         return response_id in self._tips
 
     def pin(self, session: Session, request: TurnRequest, *, now_ns: int) -> None:
-        """Pin an active session's pages as its turn asks, if it does.
+        """Pin an active session's pages from its parking on, as its turn asks, if it does.
 
-        They go after those without a pin, or of lower priority: where nothing else is left.
+        They go after those without a pin, or of lower priority: where nothing else is left. A pin
+        of an earlier turn of the session that lasts longer, or has a higher rank, does so still.
         """
-        if request.pin_ms:
-            self._sessions.pin(session, 1 + max(0, request.priority - LEAST_PRIORITY))
-            until_ns = now_ns + int(request.pin_ms * 1e6)
-            heappush(self._pins, (until_ns, session.session_id))
+        if not request.pin_ms:
+            return
+        rank = 1 + max(0, request.priority - LEAST_PRIORITY)
+        until_ns = now_ns + int(request.pin_ms * 1e6)
+        old = self._pins.get(session.session_id)
+        if old is not None:
+            rank, until_ns = max(rank, old.rank), max(until_ns, old.until_ns)
+        self._set_pin(session, Pin(rank, until_ns))
 
     def end_pins(self, now_ns: int) -> None:
-        """End the pins whose time is over; a session's last pin counts."""
-        while self._pins and self._pins[0][0] <= now_ns:
-            _, session_id = heappop(self._pins)
+        """End the pins whose time is over."""
+        while self._pin_ends and self._pin_ends[0][0] <= now_ns:
+            until_ns, session_id = heappop(self._pin_ends)
+            pin = self._pins.get(session_id)
+            if pin is None or pin.until_ns != until_ns:
+                continue
+            del self._pins[session_id]
             session = self._parked.get(session_id)
-            if session is not None and all(session_id != other for _, other in self._pins):
+            if session is not None:  # a running one is pinned only when it is parked
                 self._sessions.unpin(session)
 
     def keep_tip(self, response_id: str, session: Session) -> None:
@@ -145,13 +172,17 @@ class Residency:
         self._tips[response_id] = Tip(session, len(session.token_ids))
         self._tips_of.setdefault(session.session_id, set()).add(response_id)
 
-    def keep_typed(self, key: str, session: Session) -> None:
-        """A half-typed prompt was prefilled: park it for the lane's next turn."""
+    def keep_typed(self, key: str, session: Session, *, parent_id: str | None = None) -> None:
+        """A half-typed prompt was prefilled: park it for the lane's next turn.
+
+        It goes when the response that it was typed behind is deleted, whose ids it begins with.
+        """
         old = self._typed.pop(key, None)
         if old is not None and old is not session:
             self._close(old)
         self._park(session)
         self._typed[key] = session
+        self._typed_behind[key] = parent_id
 
     def keep_prepared(self, response_id: str, session: Session) -> tuple[PageCopy, ...]:
         """What every turn behind a response begins with was computed, as far as there was time.
@@ -187,10 +218,14 @@ class Residency:
     def forget(self, response_ids: Iterable[str]) -> tuple[PageCopy, ...]:
         """Delete responses: their tips, and the pages that no other response needs.
 
-        Returns copies to do, in order and before any row is written.
+        What was prepared or typed behind them goes too. Returns copies to do, in order and before
+        any row is written.
         """
         left: dict[int, Session] = {}
-        for response_id in response_ids:
+        deleted = set(response_ids)
+        for key in [key for key, parent in self._typed_behind.items() if parent in deleted]:
+            self.drop_typed(key)
+        for response_id in deleted:
             tip = self._tips.pop(response_id, None)
             if tip is not None:
                 left[tip.session.session_id] = tip.session
@@ -221,6 +256,8 @@ class Residency:
     def _take_over(self, session: Session, request: TurnRequest) -> Attached:
         self._parked.pop(session.session_id, None)
         self._let_go(session)
+        if session.session_id in self._pins:  # its end is about to move on
+            self._sessions.unpin(session)
         # Extended first: of ids that were all of the session's, the last has its row already.
         self._sessions.extend(session, request.token_ids[len(session.token_ids) :])
         return self._sessions.resume(session)
@@ -242,7 +279,16 @@ class Residency:
             return None
         return session
 
+    def _set_pin(self, session: Session, pin: Pin) -> None:
+        self._pins[session.session_id] = pin
+        heappush(self._pin_ends, (pin.until_ns, session.session_id))
+        if len(self._pin_ends) > 2 * len(self._pins) + 64:
+            self._pin_ends = sorted((one.until_ns, name) for name, one in self._pins.items())
+
     def _park(self, session: Session) -> None:
+        pin = self._pins.get(session.session_id)
+        if pin is not None:
+            self._sessions.pin(session, pin.rank)
         self._sessions.park(session)
         self._parked[session.session_id] = session
         while len(self._parked) > self._max_sessions:
@@ -262,7 +308,10 @@ class Residency:
             self._close(session)
             return ()
         attached = self._sessions.fork(session, longest)
+        pin = self._pins.get(session.session_id)
         self._close(session)
+        if pin is not None:
+            self._set_pin(attached.session, pin)
         self._tips |= {name: Tip(attached.session, length) for name, length in lengths.items()}
         self._tips_of[attached.session.session_id] = response_ids
         self._park(attached.session)
@@ -271,6 +320,8 @@ class Residency:
     def _close(self, session: Session) -> None:
         """End a session; what only it had cached goes with it, so that deleted text is gone."""
         self._unlist(session)
+        if self._pins.pop(session.session_id, None) and session.state is SessionState.PARKED:
+            self._sessions.unpin(session)
         self._sessions.forget(session)
         self._on_close(session.session_id)
 
@@ -285,3 +336,5 @@ class Residency:
         for held in (self._typed, self._prepared):
             for name in [name for name, one in held.items() if one is session]:
                 del held[name]
+        if len(self._typed_behind) > len(self._typed):
+            self._typed_behind = {key: self._typed_behind[key] for key in self._typed}

@@ -17,10 +17,14 @@ from chatrt.turn import FinishReason, StartedEvent, TokensEvent, TurnKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from chatrt.engine.admission import Running
     from chatrt.engine.live import Emitted, LiveTurn
     from chatrt.errors import ChatrtError
     from chatrt.scheduler import Scheduler
     from chatrt.turn import EngineEvent, TurnRequest
+
+# What nobody waits for yet: it holds no seat and no page against an answer. The least wanted first.
+AHEAD = (TurnKind.PREPARED, TurnKind.TYPED_AHEAD)
 
 
 class Turns:
@@ -53,6 +57,23 @@ class Turns:
     def matching(self, matches: Callable[[TurnRequest], bool]) -> list[LiveTurn]:
         """The running turns whose requests match."""
         return [turn for turn in self._turns.values() if matches(turn.request)]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything runs that somebody asked for."""
+        return any(turn.request.kind is not TurnKind.PREPARED for turn in self._turns.values())
+
+    def answers(self) -> list[Running]:
+        """What runs and somebody waits for, as admission knows it."""
+        return [turn.running for turn in self._turns.values() if turn.request.kind not in AHEAD]
+
+    def least_wanted(self) -> LiveTurn | None:
+        """Of the turns that nobody waits for yet the last one, preparations before typing."""
+        for kind in AHEAD:
+            turns = [turn for turn in self._turns.values() if turn.request.kind is kind]
+            if turns:
+                return turns[-1]
+        return None
 
     def begin(self, turn: LiveTurn) -> None:
         """A turn is attached to a session: schedule it, and say so."""

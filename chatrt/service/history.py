@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chatrt.errors import NotFound
@@ -84,16 +85,16 @@ class History:
         if self._store is not None:
             found.update(await asyncio.to_thread(self._store.descendants, response_id, key_id))
         # What builds on a turn in memory only is in memory only, or stored as a root.
-        more = {response_id}
-        while more:
-            found |= more
-            turns = self._turns.values()
-            more = {
-                turn.response_id
-                for turn in turns
-                if turn.parent_id in found and turn.response_id not in found
-            }
-        return sorted(found - {response_id})
+        children: dict[str, list[str]] = {}
+        for turn in self._turns.values():
+            if turn.parent_id is not None:
+                children.setdefault(turn.parent_id, []).append(turn.response_id)
+        left, seen = [response_id, *found], {response_id, *found}
+        while left:
+            more = [one for one in children.get(left.pop(), ()) if one not in seen]
+            seen.update(more)
+            left += more
+        return sorted(seen - {response_id})
 
     async def turn(self, response_id: str, key_id: str) -> StoredTurn:
         """One turn.
@@ -111,6 +112,17 @@ class History:
         for response_id in response_ids:
             self._turns.pop(response_id, None)
             self._on_disk.discard(response_id)
+
+    def keep_own(self, response_ids: Iterable[str]) -> None:
+        """Of turns behind a deleted one, keep no ids of what was before their own messages.
+
+        They can be read still, and cannot be continued.
+        """
+        for response_id in response_ids:
+            turn = self._turns.get(response_id)
+            if turn is not None and turn.is_whole:
+                own = replace(turn, prompt_ids=(), settled_from=None, settled_ids=())
+                self._turns[response_id] = own
 
     def of_conversation(self, conversation_id: str) -> list[str]:
         """Ids of the turns in memory that belong to a conversation."""

@@ -6,7 +6,7 @@ Knows: the message's fields, the model's defaults, this server's caps. Does not 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chatrt.errors import InvalidValue, ModelNotFound
 from chatrt.service.prompts import Ask
@@ -45,6 +45,19 @@ class RequestReader:
     def __init__(self, settings: ServiceSettings, vocab_size: int) -> None:
         self._settings = settings
         self._vocab_size = vocab_size
+
+    def models(self) -> list[dict[str, Any]]:
+        """The one model that is served, as the API lists models, with the context that it holds."""
+        settings = self._settings
+        return [
+            {
+                "id": settings.model,
+                "object": "model",
+                "created": 0,
+                "owned_by": "chatrt",
+                "max_context": settings.max_context,
+            }
+        ]
 
     def check_model(self, name: str | None) -> None:
         """Raise ModelNotFound for the name of a model that is not served here."""

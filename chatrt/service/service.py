@@ -28,7 +28,7 @@ from chatrt.wire.ids import new_response_id
 from chatrt.wire.log import ResponseLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from chatrt.archive import Archive
     from chatrt.host import EngineHost
@@ -184,24 +184,36 @@ class ChatService:
         """Forget a response: its text, its ids, its KV pages with those of turns that build on it.
 
         These can be read but not continued from now on, and their pages spell the deleted text.
+        Those that are being answered end as cancelled.
         """
-        answer = self._answers.get(response_id)
-        if answer is not None and answer.log.key_id == key_id:
-            self.abandon(response_id)
-            await answer.log_closed.wait()
+        await self._end({response_id}, key_id)
         recent = self._recent.response(response_id, key_id)
         if recent is not None:
             self._recent.forget([response_id])
             if recent["status"] == "failed":
                 return  # no history ever had it
         turn = await self._history.turn(response_id, key_id)
-        wiped = [response_id, *await self._history.descendants(response_id, key_id)]
+        wiped = {response_id, *await self._history.descendants(response_id, key_id)}
+        if await self._end(wiped, key_id):
+            wiped.update(await self._history.descendants(response_id, key_id))
         sequences = await self._upkeep.sequences(wiped, key_id, self._salt(key_id))
         if self._store is not None and await self._history.is_on_disk(response_id, key_id):
             await asyncio.wrap_future(self._store.delete_turn(response_id, key_id))
         self._history.forget([response_id])
+        self._history.keep_own(wiped)
         await self._conversations.deleted(turn)
-        await self._upkeep.wipe(wiped, sequences)
+        await self._upkeep.wipe(sorted(wiped), sequences)
+
+    async def _end(self, response_ids: Collection[str], key_id: str) -> bool:
+        """Cancel what runs of these responses, or builds on one; when all is over, if any did."""
+        ended = False
+        for answer in list(self._answers.values()):
+            about = {answer.log.response_id, answer.planned.parent_id, answer.planned.tip_id}
+            if answer.log.key_id == key_id and not about.isdisjoint(response_ids):
+                self.abandon(answer.log.response_id)
+                await answer.log_closed.wait()
+                ended = True
+        return ended
 
     # Conversations -------------------------------------------------------------------------------
 
@@ -270,15 +282,7 @@ class ChatService:
 
     def models(self) -> list[dict[str, Any]]:
         """The one model that is served, with the context that it holds."""
-        return [
-            {
-                "id": self._settings.model,
-                "object": "model",
-                "created": 0,
-                "owned_by": "chatrt",
-                "max_context": self._settings.max_context,
-            }
-        ]
+        return self._requests.models()
 
     async def metrics(self) -> bytes:
         """Metrics in Prometheus' text format; the pages are counted between two steps."""
@@ -375,14 +379,17 @@ class ChatService:
         self._conversations.ended(turn)
         answer.turn = turn
         try:
+            if parent_id is not None:
+                await self._history.turn(parent_id, key_id)
             if wanted and self._store is not None:
                 await asyncio.wrap_future(self._store.save_turn(turn))
                 self._history.add(turn, on_disk=True)
             elif turn.conversation_id is not None:
                 await self._conversations.require(turn.conversation_id, key_id)
-        except NotFound as error:  # the conversation was deleted meanwhile: so is its turn
+        except NotFound as error:  # the conversation or the turn before was deleted: so is this one
             answer.turn = None
             self._history.forget([turn.response_id])
+            await self._conversations.deleted(turn)
             ids = [*answer.request.token_ids, *event.output_ids]
             await self._upkeep.wipe([turn.response_id], [(answer.request.salt, ids)])
             return error

@@ -65,20 +65,21 @@ class Upkeep:
         """The sequences of turns that are about to be deleted, to be wiped when they are.
 
         Those of turns that others continue are parts of theirs, but for answers that read otherwise
-        once another turn follows.
+        once another turn follows, and where the other began anew. Each of them under the salts of
+        both settings of shared prefixes: it may have been written under the other one.
         """
         if self._archive is None:
             return []
-        found: Sequences = []
+        found: list[list[int]] = []
         chains = [await self._history.known_chain(one, key_id) for one in response_ids]
-        parents = {chain[-1].parent_id for chain in chains if chain}
+        parents = {chain[-1].parent_id for chain in chains if chain and not chain[-1].is_whole}
         for chain in filter(None, chains):
             settles = chain[-1].settled_from is not None
             if chain[-1].response_id not in parents or settles:
-                found.append((salt, sequence_ids(chain)))
+                found.append(sequence_ids(chain))
             if settles:
-                found.append((salt, history_ids(chain)))
-        return found
+                found.append(history_ids(chain))
+        return [(one, ids) for one in sorted({"", key_id, salt}) for ids in found]
 
     async def wipe(self, response_ids: Sequence[str], sequences: Sequences) -> None:
         """Forget responses, with the pages that only these sequences need, on disk too."""

@@ -69,12 +69,18 @@ ORDER BY c.updated_at DESC, c.rowid DESC
 _TURN_IDS = (
     "SELECT response_id FROM turns WHERE conversation_id = ? AND key_id = ? ORDER BY created_at"
 )
-_DESCENDANTS = """
+_BELOW = """
 WITH RECURSIVE below (id) AS (
     SELECT :id UNION
     SELECT response_id FROM turns JOIN below ON turns.parent_id = below.id WHERE key_id = :key
 )
-SELECT id FROM below WHERE id <> :id
+"""
+_DESCENDANTS = f"{_BELOW} SELECT id FROM below WHERE id <> :id"
+# What began anew behind a turn has that turn's ids among its own.
+_KEEP_OWN = f"""
+{_BELOW}
+UPDATE turns SET prompt_ids = x'', settled_from = NULL, settled_ids = x''
+WHERE is_whole AND response_id IN (SELECT id FROM below)
 """
 _CONVERSATION = """
 SELECT 1 FROM conversations WHERE id = ? AND key_id = ?
@@ -180,10 +186,12 @@ class Store:
     def delete_turn(self, response_id: str, key_id: str) -> Future[None]:
         """Deletes a turn and wipes its text from disk; what builds on it can then not go on.
 
-        The future raises NotFound if there is no such turn.
+        That keeps its own messages, and no ids of the deleted turn. The future raises NotFound if
+        there is no such turn.
         """
 
         def run(connection: sqlite3.Connection) -> None:
+            connection.execute(_KEEP_OWN, {"id": response_id, "key": key_id})
             done = connection.execute(
                 "DELETE FROM turns WHERE response_id = ? AND key_id = ?", (response_id, key_id)
             )
