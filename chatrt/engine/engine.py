@@ -366,11 +366,12 @@ class Engine:
 
     def _relieve(self, starved: Sequence[Entry]) -> bool:
         """Nobody could get a page: the youngest turn gives its own back, and says so."""
-        restoring = any(turn.entry.phase is Phase.RESTORING for turn in self._turns)
-        if not starved or restoring:  # what is on its way back may be all that is missing
+        if not starved:
             return False
         if self._give_way():
             return True
+        if any(turn.entry.phase is Phase.RESTORING for turn in self._turns):
+            return False  # what is on its way back may be all that is missing
         youngest = max(starved, key=lambda entry: entry.arrival)
         turn = self._turns.by_session[youngest.session.session_id]
         free, evictable = self._sessions.num_free, self._sessions.num_evictable

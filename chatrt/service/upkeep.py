@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from chatrt.params import SamplingParams
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from chatrt.archive import Archive
+    from chatrt.engine import Engine
     from chatrt.host import EngineHost
     from chatrt.service.history import History
     from chatrt.service.prompts import PromptPlanner
@@ -83,9 +85,16 @@ class Upkeep:
 
     async def wipe(self, response_ids: Sequence[str], sequences: Sequences) -> None:
         """Forget responses, with the pages that only these sequences need, on disk too."""
-        await self._host.call(lambda engine: engine.forget(response_ids, sequences))
+        await self._host.call(lambda engine: engine.forget(response_ids))
+        # One between two steps: to name the pages of a long one takes a millisecond.
+        for one in sequences:
+            await self._host.call(partial(_wipe, one))
         archive = self._archive
         if archive is not None and sequences:
             is_done = await asyncio.to_thread(archive.flush, _FLUSH_S)
             if not is_done:
                 _log.warning("KV pages of a deleted conversation are still on disk")
+
+
+def _wipe(sequence: tuple[str, list[int]], engine: Engine) -> None:
+    engine.forget((), [sequence])
