@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch>=2.11,<2.14
 STAMPS := $(VENV)/.stamps
 
-.PHONY: chat test check check-native check-speculation format bench clean
+.PHONY: chat test check check-native check-speculation check-living format bench clean
 
 chat: $(STAMPS)/serve
 	@$(BIN)/chatrt kernels --quiet-if-present
@@ -41,6 +41,10 @@ check-native: $(STAMPS)/test
 check-speculation: $(STAMPS)/test
 	@$(BIN)/chatrt pull --quiet-if-present
 	CHATRT_ALL_PROMPTS=1 $(BIN)/python -m pytest -q $(wildcard tests/chatrt/test_speculation_*.py)
+
+# Six thousand random operations against the running server, and real kills: about two minutes.
+check-living: $(STAMPS)/test
+	CHATRT_LONG=1 $(BIN)/python -m pytest -q $(wildcard tests/chatrt/test_living_*.py)
 
 format: $(STAMPS)/dev
 	$(BIN)/ruff format .

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from chatrt.archive.faults import Complaints
 from chatrt.archive.host import HostPages
-from chatrt.archive.keys import fingerprint_key
+from chatrt.archive.keys import fingerprint_key, path_keys, root_of
 from chatrt.archive.loads import TIER_NONE
 from chatrt.archive.page_file import PageLayout
 from chatrt.archive.tiers import Tiers
@@ -138,6 +138,12 @@ class Archive:
             if not self._is_closed:
                 self._tiers.wipe(keys)
                 self._worker.stir()
+
+    def wipe_sequence(self, salt: str, token_ids: Sequence[int]) -> None:
+        """As `wipe`, by the ids of a sequence: for whoever has no engine to ask any more."""
+        root = root_of(self._layout.fingerprint, salt)
+        self.wipe(path_keys(root, token_ids, self._layout.page_size))
+        self.wipe_elsewhere(salt, token_ids)
 
     def wipe_elsewhere(self, salt: str, token_ids: Sequence[int]) -> None:
         """As `wipe`, of the pages that other models or versions left in the same folder.

@@ -13,6 +13,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from chatrt.errors import ServerUnavailable
 from chatrt.params import SamplingParams
 from chatrt.service.prompts import history_ids, sequence_ids
 from chatrt.turn import TurnKind, TurnRequest
@@ -85,11 +86,16 @@ class Upkeep:
 
     async def wipe(self, response_ids: Sequence[str], sequences: Sequences) -> None:
         """Forget responses, with the pages that only these sequences need, on disk too."""
-        await self._host.call(lambda engine: engine.forget(response_ids))
-        # One between two steps: to name the pages of a long one takes a millisecond.
-        for one in sequences:
-            await self._host.call(partial(_wipe, one))
         archive = self._archive
+        try:
+            await self._host.call(lambda engine: engine.forget(response_ids))
+            # One between two steps: to name the pages of a long one takes a millisecond.
+            for one in sequences:
+                await self._host.call(partial(_wipe, one))
+        except ServerUnavailable:  # the engine has ended, its pages with it: the files are left
+            if archive is not None:
+                for salt, token_ids in sequences:
+                    archive.wipe_sequence(salt, token_ids)
         if archive is not None and sequences:
             is_done = await asyncio.to_thread(archive.flush, _FLUSH_S)
             if not is_done:

@@ -8,7 +8,9 @@ Invariant: a life has an event loop and threads of its own; what is behind it is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import logging
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -34,6 +36,8 @@ from chatrt.session_manager import SessionManager
 from chatrt.store import Store
 from chatrt.testing.engine import PAGE_SIZE, tiny_target
 from chatrt.testing.heads import head_drafter, tiny_head
+from chatrt_drafts.auto import AutoDrafter
+from chatrt_drafts.ngram import NgramDrafter
 from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.ops import NativeOps
 from chatrt_kernels.cpu.sampling import NativeSampling
@@ -54,7 +58,7 @@ MODEL = "tiny"
 PATIENCE_S = 5.0 * time_scale()
 DEFAULTS = SamplingParams(temperature=0.0, max_output_tokens=12)
 _LAYERS = (0, 1)
-_FINGERPRINT = "tiny with a head"
+FINGERPRINT = "tiny with a head"
 
 
 @cache
@@ -76,6 +80,30 @@ class Size:
     grace_s: float = 30.0
     slow_client_s: float = 30.0
     outbox_bytes: int = 2**20
+
+
+class ErrorLog(logging.Handler):
+    """Collects what is logged as an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One more line."""
+        self.lines.append(self.format(record))
+
+
+class _Killed(BaseException):
+    """Nothing catches it but the end of the engine's thread."""
+
+
+class MortalHost(EngineHost):
+    """A host whose thread ends where its engine is killed."""
+
+    def _run(self) -> None:
+        with contextlib.suppress(_Killed):
+            super()._run()
 
 
 class Pace:
@@ -126,7 +154,7 @@ class Pace:
                 self._is_idle = False
                 self._changed.wait_for(lambda: self._is_dead or self._permits != 0)
                 if self._is_dead:
-                    raise SystemExit  # ends this thread, and nothing else
+                    raise _Killed
             worked = step()
             with self._changed:
                 if self._permits:
@@ -141,9 +169,7 @@ class Pace:
 def native_target(tokenizer: Tokenizer, size: Size) -> Target:
     """The tiny model on the native kernels, sampled natively too."""
     ops = native_ops()
-    target = tiny_target(
-        tokenizer, num_pages=size.num_pages, max_context=size.max_context, ops=ops
-    )
+    target = tiny_target(tokenizer, num_pages=size.num_pages, max_context=size.max_context, ops=ops)
     kernel = NativeSampling(ops.kernels.functions, target.vocab_size)
     return replace(target, make_sampler=partial(NativeSampler, kernel=kernel))
 
@@ -207,20 +233,18 @@ class LivingServer:
         assert self.archive.flush(PATIENCE_S)
         return sum(1 for _ in (self.folder / "pages").rglob("*.kv*"))
 
-    def known_turns(self) -> dict[str, str]:
-        """The ids of all turns that it could continue, with the keys' ids."""
-        history = self.service._history
-        return {name: turn.key_id for name, turn in history._turns.items()}
+    def known_turns(self) -> set[str]:
+        """The ids of all turns that it could continue."""
+        rows = self.store._read("SELECT response_id FROM turns", ())
+        return {*self.service._history._turns, *(row[0] for row in rows)}
 
     async def _start(self) -> None:
         size = self.size
         target = native_target(self.tokenizer, size)
         head = tiny_head(target.decoder.config, feature_layers=_LAYERS)
-        drafter = head_drafter(head, target, native_ops(), num_slots=size.max_parked + 16)
+        heads = head_drafter(head, target, native_ops(), num_slots=size.max_parked + 16)
         allocator = PageAllocator(size.num_pages)
-        sessions = SessionManager(
-            allocator, PrefixTree(allocator, PAGE_SIZE), page_size=PAGE_SIZE
-        )
+        sessions = SessionManager(allocator, PrefixTree(allocator, PAGE_SIZE), page_size=PAGE_SIZE)
         limits = SchedulerLimits(max_num_batched_tokens=target.batches.max_rows)
         costs = LinearCostModel(fixed_ms=0.2, decode_row_ms=0.05, prefill_row_ms=0.02)
         seeds = itertools.count(time.time_ns() % 2**40)
@@ -228,7 +252,7 @@ class LivingServer:
             target,
             sessions=sessions,
             scheduler=Scheduler(sessions, limits, costs),
-            drafter=drafter,
+            drafter=AutoDrafter(NgramDrafter(), heads),
             limits=EngineLimits(
                 max_context=size.max_context,
                 num_drafts=size.num_drafts,
@@ -240,9 +264,9 @@ class LivingServer:
         )
         engine.step = self.pace.paced(engine.step)  # type: ignore[method-assign]  # held by tests
         self.engine = engine
-        self.host = EngineHost(engine)
+        self.host = MortalHost(engine)
         self.host.start()
-        self._open_archive(PageBytes([target.kv, drafter.kv]))
+        self._open_archive(PageBytes([target.kv, heads.kv]))
         await self._serve()
 
     def _open_archive(self, page_bytes: PageBytes) -> None:
@@ -251,13 +275,13 @@ class LivingServer:
         self.archive = Archive(
             page_bytes=page_bytes.num_bytes,
             page_size=PAGE_SIZE,
-            fingerprint=_FINGERPRINT,
+            fingerprint=FINGERPRINT,
             host_bytes=self.size.host_bytes,
             disk=DiskPages(pages, max_bytes=self.size.disk_bytes),
             wake=self.host.wake,
         )
         archiving = Archiving(
-            self.archive, page_bytes, self.engine.sessions, fingerprint=_FINGERPRINT
+            self.archive, page_bytes, self.engine.sessions, fingerprint=FINGERPRINT
         )
         self.host.post(lambda engine: engine.keep_pages_in(archiving))
 
@@ -291,7 +315,7 @@ class LivingServer:
 
     async def _abort(self) -> None:
         assert self.server._server is not None
-        self.server._server.close(close_connections=False)
+        self.server._server.server.close()
         for connection in list(self.server._connections):
             connection._socket.transport.abort()
         await self._cancel_others()

@@ -25,8 +25,6 @@ from tests.chatrt.living_server import PATIENCE_S
 from tests.chatrt.living_turns import (
     ANSWER,
     PARTIAL,
-    PREFILL,
-    TERMINAL,
     Conversation,
     Reading,
     Turn,
@@ -50,14 +48,17 @@ class HttpReply:
 
 @dataclass(eq=False)
 class Line:
-    """A connection: `waiting` are the turns of each lane that have no response yet."""
+    """A connection: `waiting` are the turns of each lane that have no response yet.
+
+    `readings` are what came by lane and response, `open_turns` those whose end is still to come.
+    """
 
     key: str
     socket: ClientConnection
     may_read: asyncio.Event
     waiting: dict[str, deque[Turn]] = field(default_factory=dict)
-    readings: dict[str, Reading] = field(default_factory=dict)
-    open_turns: dict[str, Turn] = field(default_factory=dict)
+    readings: dict[tuple[str, str], Reading] = field(default_factory=dict)
+    open_turns: dict[tuple[str, str], Turn] = field(default_factory=dict)
     replies: dict[str, dict[str, Any]] = field(default_factory=dict)
     closed: bool = False
     task: asyncio.Task[None] | None = None
@@ -86,12 +87,19 @@ class Clients:
 
     # Waiting -------------------------------------------------------------------------------------
 
-    def until(self, holds: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until frames that come make something true."""
-        with self._changed:
-            came = self._changed.wait_for(lambda: self._faults or holds(), timeout_s)
+    def until(self, holds: Callable[[], object], missing: Callable[[], object]) -> None:
+        """Wait until frames that come make something true; if not, say what is `missing`.
+
+        A held server goes on in small steps: a connection whose cancel waits for the engine reads
+        nothing else meanwhile.
+        """
+        for _ in range(int(PATIENCE_S / _TICK_S)):
+            with self._changed:
+                if self._changed.wait_for(lambda: self._faults or holds(), _TICK_S):
+                    break
+            self._step()
         self.raise_faults()
-        assert came, f"not within {timeout_s:g} s: {what}"
+        assert holds(), f"not within {PATIENCE_S:g} s: {missing()}"
 
     def done(self, future: Future[T]) -> T:
         """The result of something asked, while the server goes on in small steps."""
@@ -131,8 +139,9 @@ class Clients:
         """
         self.lines.remove(line)
         self.done(self._call(self._drop(line, how)))
+        read_elsewhere = {turn for other in self.lines for turn in other.open_turns.values()}
         for turn in [*line.open_turns.values(), *(t for q in line.waiting.values() for t in q)]:
-            if turn.is_open:
+            if turn.is_open and turn not in read_elsewhere:
                 turn.may |= {"cancelled"}
             if turn.is_open and (turn.response_id is None or turn.kind == PARTIAL):
                 turn.dropped = True
@@ -155,10 +164,10 @@ class Clients:
         *,
         kind: str = ANSWER,
         parents: Iterable[Turn | None] = (None,),
-        conversation: Conversation | None = None,
+        chat: Conversation | None = None,
         **fields: Any,
     ) -> Turn:
-        """Send a create; `fields` are the frame's."""
+        """Send a create; `chat` is where it belongs, `fields` are the frame's."""
         parents = list(parents)
         frame: dict[str, Any] = {
             "type": "response.create",
@@ -171,9 +180,7 @@ class Clients:
             frame["generate"] = False
         if kind == PARTIAL:
             frame["chatrt"] = {**frame.get("chatrt", {}), "partial": True}
-        turn = Turn(
-            len(self.turns), line.key, kind, frame, (Message("user", text),), parents, conversation
-        )
+        turn = Turn(len(self.turns), line.key, kind, frame, (Message("user", text),), parents, chat)
         self.turns.append(turn)
         queue = line.waiting.setdefault(lane, deque())
         for older in [t for t in queue if t.kind == PARTIAL]:
@@ -198,13 +205,7 @@ class Clients:
 
     def reply_on(self, line: Line, stream_id: str) -> None:
         """Wait for a reply, or the first frame of a response, on a stream."""
-        for _ in range(int(PATIENCE_S / _TICK_S)):
-            with self._changed:
-                if self._changed.wait_for(lambda: stream_id in line.replies, _TICK_S):
-                    return
-            self.raise_faults()
-            self._step()
-        raise AssertionError(f"no reply within {PATIENCE_S:g} s")
+        self.until(lambda: stream_id in line.replies, lambda: stream_id)
 
     def new_stream(self) -> str:
         """A lane's name that was not used yet."""
@@ -222,23 +223,20 @@ class Clients:
         }
         if reading.after is not None:
             frame["after_sequence_number"] = reading.after
-        before = line.readings.get(turn.response_id)
-        line.readings[turn.response_id] = reading
+        place = (stream_id, turn.response_id)
+        line.readings[place], line.open_turns[place] = reading, turn
         turn.readings.append(reading)
         self.send(line, frame)
-        # Refusals come at once; of a response that waits there is nothing to wait for.
+        # A refusal comes at once, and before the answer to what is asked next.
         probe = self.request(line, {"type": "chatrt.conversation.subscribe", "id": "none"})
         assert probe["type"] == "error"
-        error = line.replies.pop(stream_id, None)
-        if error is not None and error["type"] == "error":
-            turn.readings.remove(reading)
-            del line.readings[turn.response_id]
-            if before is not None:
-                line.readings[turn.response_id] = before
-            refused: dict[str, Any] = error["error"]
-            return refused
-        line.open_turns[turn.response_id] = turn
-        return None
+        event = line.replies.pop(stream_id, None)
+        if event is None:
+            return None
+        turn.readings.remove(reading)
+        del line.readings[place], line.open_turns[place]
+        refused: dict[str, Any] = event["error"]
+        return refused
 
     def http(self, method: str, path: str, key: str) -> HttpReply:
         """An HTTP request to the server."""
@@ -307,44 +305,46 @@ class Clients:
             self._reply(line, stream_id, event)
             return
         response_id = self._response_id(event)
-        if event["type"] == "response.created" and response_id not in self.by_id:
+        if event["type"] == "response.created":
             self._created(line, stream_id, response_id, event)
         turn = self.by_id[response_id]
-        reading = line.readings.get(response_id)
+        place = (stream_id, response_id)
+        reading = line.readings.get(place)
         if reading is None:
-            reading = line.readings[response_id] = Reading()
-            line.open_turns[response_id] = turn
+            reading = line.readings[place] = Reading()
+            line.open_turns[place] = turn
             turn.readings.append(reading)
         reading.take(event)
         if reading.end is not None:
-            line.open_turns.pop(response_id, None)
+            del line.open_turns[place]
             turn.end = turn.end or reading.end
             assert turn.end["output"] == reading.end["output"]
             assert turn.end["usage"] == reading.end["usage"]
 
     def _reply(self, line: Line, stream_id: str, event: dict[str, Any]) -> None:
-        waiting = [t for t in line.waiting.get(stream_id, ())]
+        waiting = list(line.waiting.get(stream_id, ()))
         partial = event.get("chatrt", {}).get("partial", False)
         of_kind = [t for t in waiting if (t.kind == PARTIAL) == partial]
         if event["type"] != "error" or not of_kind:
             line.replies[stream_id] = event
             return
-        turn = of_kind[0]
-        line.waiting[stream_id].remove(turn)
-        turn.error = event["error"]
+        of_kind[0].error = event["error"]
+        self._leave_queue(line.waiting[stream_id], of_kind[0])
 
-    def _created(
-        self, line: Line, stream_id: str, response_id: str, event: dict[str, Any]
-    ) -> None:
+    def _created(self, line: Line, stream_id: str, response_id: str, event: dict[str, Any]) -> None:
         turn = self.turns[int(event["response"]["metadata"]["number"])]
-        assert turn.response_id is None, "two responses to one create"
+        assert turn.response_id in (None, response_id), "two responses to one create"
         turn.response_id = response_id
+        turn.dropped = False
         self.by_id[response_id] = turn
         self._by_message[message_id(response_id)] = response_id
-        queue = line.waiting.get(stream_id, deque())
-        if turn not in queue:
-            return  # a viewer was faster than the one that asked
-        # Half-typed prompts that came before this one were dropped, or ended without a word.
+        # One that views, or resumes, did not ask.
+        if turn in line.waiting.get(stream_id, ()):
+            self._leave_queue(line.waiting[stream_id], turn)
+
+    @staticmethod
+    def _leave_queue(queue: deque[Turn], turn: Turn) -> None:
+        """A turn's fate is known: half-typed prompts before it were dropped without a word."""
         for older in [t for t in queue if t.number < turn.number]:
             assert older.kind == PARTIAL, "a lane answers in order"
             older.dropped = True
@@ -357,6 +357,3 @@ class Clients:
             return found
         item_id = event.get("item_id") or event["item"]["id"]
         return self._by_message[item_id]
-
-
-__all__ = ["ANSWER", "PARTIAL", "PREFILL", "TERMINAL", "Clients", "HttpReply", "Line"]
