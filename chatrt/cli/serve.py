@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -184,6 +185,7 @@ async def _load_and_run(
     archive = await asyncio.to_thread(open_archive, runtime, host, settings, paths)
     database = paths.database if settings.store else None
     built = build_service(runtime, host, settings, database, archive)
+    _spare_what_is_loaded()
     try:
         service.begin(built)
         report(f"ready: {runtime.model_name}, up to {runtime.max_context:,} tokens")
@@ -193,6 +195,15 @@ async def _load_and_run(
         await built.close()
         if archive is not None:
             await asyncio.to_thread(archive.close, _CLOSE_S)
+
+
+def _spare_what_is_loaded() -> None:
+    """Modules, weights and vocabularies stay as long as the process.
+
+    Were they looked at whenever garbage is collected, all streams would stop for 120 ms each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 async def _in_daemon_thread(function: Callable[[], T]) -> T:
