@@ -53,6 +53,7 @@ def tiny_server(
 ) -> Iterator[ServerProcess]:
     """The tiny model, served; every test leaves it as it found it."""
     home = share_kernels(tmp_path_factory.mktemp("tiny_server") / "home")
-    running = ServerProcess.start(home, str(tiny_model_folder), "--kv-memory-bytes", "64MiB")
+    flags = ("--kv-memory-bytes", "64MiB", "--disconnect-grace", "0")
+    running = ServerProcess.start(home, str(tiny_model_folder), *flags)
     yield running
     running.kill()
