@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from chatrt.bench.turn_figures import TurnFigures
 from chatrt.client import ChatClient, ResponseRequest
 from chatrt.client.messages import message_item
 from chatrt.errors import ChatrtError
@@ -205,8 +206,7 @@ class _Player:
     def _sample(
         self, kind: Kind, result: TurnResult, history_tokens: int, sent_ns: int
     ) -> TurnSample:
-        usage, timing = result.usage, result.timing
-        details = usage.get("input_tokens_details") or {}
+        figures = TurnFigures.of(result)
         ended_well = result.status in ("completed", "incomplete")
         return TurnSample(
             session_index=self._index,
@@ -215,16 +215,14 @@ class _Player:
             started_ms=(sent_ns - self._started_ns) / 1e6,
             status=result.status,
             history_tokens=history_tokens,
-            input_tokens=int(usage.get("input_tokens", 0)),
-            cached_tokens=int(details.get("cached_tokens", 0)),
-            typed_ahead_tokens=int((timing.get("kv") or {}).get("typed_ahead_tokens", 0)),
-            output_tokens=int(usage.get("output_tokens", 0)),
-            ttft_ms=result.ttft_ms,
-            server_ttft_ms=timing.get("ttft_ms"),
-            stages_ms={
-                name: ms for name, ms in (timing.get("stages") or {}).items() if ms is not None
-            },
-            tpot_ms=timing.get("tpot_ms"),
+            input_tokens=figures.input_tokens,
+            cached_tokens=figures.cached_tokens,
+            typed_ahead_tokens=figures.typed_ahead_tokens,
+            output_tokens=figures.output_tokens,
+            ttft_ms=figures.ttft_ms,
+            server_ttft_ms=figures.server_ttft_ms,
+            stages_ms=figures.stages_ms,
+            tpot_ms=figures.tpot_ms,
             gaps_ms=result.gaps_ms,
             error=None if ended_well else f"the turn ended as {result.status}",
         )

@@ -110,6 +110,14 @@ def kept(name: str, token_ids: list[int], **fields: object) -> TurnRequest:
     return replace(request, archived=True, **fields)  # type: ignore[arg-type]  # names of its own
 
 
+def write_prompt(tokenizer: Tokenizer, folder: Path) -> int:
+    """A life before: the prompt was answered, and its pages are on disk; returns how many."""
+    with world(tokenizer, folder) as before:
+        before.run(kept("a", PROMPT))
+        before.settle()
+        return before.num_on_disk()
+
+
 def test_after_a_restart_the_next_turn_reuses_all_that_was_written(
     tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
 ) -> None:
@@ -168,9 +176,7 @@ def test_pages_that_were_evicted_come_back_from_host_memory(
 def test_other_turns_go_on_while_pages_are_on_their_way(
     tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
 ) -> None:
-    with world(tokenizer, tmp_path) as before:
-        before.run(kept("a", PROMPT))
-        before.settle()
+    write_prompt(tokenizer, tmp_path)
     with world(tokenizer, tmp_path) as after:
         request, other = kept("b", [*PROMPT, 5]), turn_request("c", list(b"another one"))
         after.engine.submit(replace(other))
@@ -186,9 +192,7 @@ def test_other_turns_go_on_while_pages_are_on_their_way(
 def test_a_turn_that_is_cancelled_while_its_pages_are_on_their_way_leaves_nothing_behind(
     tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
 ) -> None:
-    with world(tokenizer, tmp_path) as before:
-        before.run(kept("a", PROMPT))
-        before.settle()
+    write_prompt(tokenizer, tmp_path)
     with world(tokenizer, tmp_path) as after:
         after.engine.submit(kept("b", [*PROMPT, 5]))
         after.engine.step()
@@ -204,10 +208,7 @@ def test_a_turn_that_is_cancelled_while_its_pages_are_on_their_way_leaves_nothin
 def test_a_damaged_page_ends_what_is_restored_and_the_rest_is_computed(
     tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
 ) -> None:
-    with world(tokenizer, tmp_path) as before:
-        before.run(kept("a", PROMPT))
-        before.settle()
-        num_pages = before.num_on_disk()
+    num_pages = write_prompt(tokenizer, tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.stat().st_size > 500 and path.is_file()]
     assert len(files) == num_pages
     for path in files[::2]:
@@ -242,9 +243,7 @@ def test_deleting_wipes_what_was_written_and_what_was_about_to_be(
 def test_without_room_for_the_pages_the_turn_is_computed_instead(
     tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
 ) -> None:
-    with world(tokenizer, tmp_path) as before:
-        before.run(kept("a", PROMPT))
-        before.settle()
+    write_prompt(tokenizer, tmp_path)
     with world(tokenizer, tmp_path, num_pages=7) as after:
         request = kept("b", [*PROMPT, 5])
         found = after.run(replace(request))
@@ -252,9 +251,7 @@ def test_without_room_for_the_pages_the_turn_is_computed_instead(
 
 
 def test_other_keys_restore_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with world(tokenizer, tmp_path) as before:
-        before.run(kept("a", PROMPT))
-        before.settle()
+    write_prompt(tokenizer, tmp_path)
     with world(tokenizer, tmp_path) as after:
         found = after.run(kept("b", [*PROMPT, 5], salt="another"))
         assert found.end.kv.restored_tokens == found.end.kv.reused_tokens == 0
@@ -263,9 +260,7 @@ def test_other_keys_restore_nothing(tokenizer: Tokenizer, tmp_path: Path) -> Non
 def test_a_disk_that_hangs_delays_a_turn_for_two_seconds_and_no_more(
     tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with world(tokenizer, tmp_path) as before:
-        before.run(kept("a", PROMPT))
-        before.settle()
+    write_prompt(tokenizer, tmp_path)
     answers = threading.Event()
     read = DiskPages.read
     with world(tokenizer, tmp_path) as after:
