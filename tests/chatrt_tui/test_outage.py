@@ -21,11 +21,15 @@ PIECES = [f"{number} " for number in range(30)]
 
 
 async def test_an_answer_goes_on_growing_where_it_stopped() -> None:
-    reply = ScriptedAnswer(PIECES, delay_s=0.02, drop_after=10, survives=True)
+    reply = ScriptedAnswer(PIECES, delay_s=0.02, survives=True)
     replies = [reply, ScriptedAnswer(["more"])]
     async with ReadingServer(replies) as server, app_at(server.url) as (app, pilot):
         await say(pilot, "count")
+        await until(lambda: answer(app).startswith("".join(PIECES[:10])))
+        server.is_away = True  # until the outage has been seen: it may be over before one looks
+        server.cut()
         await until(lambda: app.query_one(Banner).has_class("-shown"))
+        server.is_away = False
         await until(lambda: not app.query_one(Banner).has_class("-shown"))
         await until(lambda: idle(app))
         assert answer(app) == "".join(PIECES)
