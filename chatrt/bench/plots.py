@@ -1,8 +1,8 @@
 """Plots of a measurement's document: PNG to look at, SVG to keep.
 
-Knows: matplotlib where it is installed, the documents of sessions, histories and stall.
+Knows: matplotlib where it is installed, which plots each document has.
 Does not know: how anything was measured. Invariant: a plot shows what its document has, so a saved
-document draws the same plots; without values for a plot there is none.
+document draws the same plots, on light paper and on dark; without values for a plot there is none.
 Cost: importing matplotlib takes a second, so nothing is imported before a plot is asked for.
 """
 
@@ -11,6 +11,9 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from chatrt.bench.document import encode_line
 from chatrt.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.figure import Figure
+
+    from chatrt.bench.plots_style import Theme
 
 _DPI = 150
 
@@ -36,19 +41,26 @@ def draw_document(document: Mapping[str, Any], folder: Path) -> list[Path]:
         OSError: The folder cannot be written.
     """
     require_matplotlib()
+    from chatrt.bench.plots_style import THEMES
+
     folder.mkdir(parents=True, exist_ok=True)
+    # A document made a moment ago still has numbers as keys, a saved one has texts.
+    saved = msgspec.json.decode(encode_line(document), type=dict[str, Any])
     written = []
-    for name, figure in _figures(document).items():
-        for suffix in ("png", "svg"):
-            path = folder / f"{document['benchmark']}-{name}.{suffix}"
-            figure.savefig(path, dpi=_DPI, bbox_inches="tight")
-            written.append(path)
+    for theme in THEMES:
+        for name, figure in _figures(saved, theme).items():
+            for suffix in ("png", "svg"):
+                path = folder / f"{document['benchmark']}-{name}-{theme.name}.{suffix}"
+                # The date would make the same plot another file each time.
+                date = {"Date": None} if suffix == "svg" else None
+                figure.savefig(path, dpi=_DPI, bbox_inches="tight", metadata=date)
+                written.append(path)
     return written
 
 
-def _figures(document: Mapping[str, Any]) -> dict[str, Figure]:
+def _figures(document: Mapping[str, Any], theme: Theme) -> dict[str, Figure]:
     """The plots that the document has values for, by name."""
-    from chatrt.bench import plots_stall, plots_ttft
+    from chatrt.bench import plots_stall, plots_step, plots_ttft
 
     plots = {
         "sessions": {
@@ -64,6 +76,8 @@ def _figures(document: Mapping[str, Any]) -> dict[str, Figure]:
             "gaps": plots_stall.gaps_over_time,
             "delay-by-budget": plots_stall.delay_by_budget,
         },
+        "step": {"decode-by-rows": plots_step.decode_by_rows},
+        "speculation": {"acceptance-by-position": plots_step.acceptance_by_position},
     }
-    drawn = {name: draw(document) for name, draw in plots[document["benchmark"]].items()}
+    drawn = {name: draw(document, theme) for name, draw in plots[document["benchmark"]].items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatrt.cli import common
-from chatrt.cli.bench_output import JsonOption, SaveOption, changed_settings, device_of, show
+from chatrt.cli.bench_output import (
+    EXIT_INTERRUPTED,
+    CompareOption,
+    JsonOption,
+    SaveOption,
+    changed_settings,
+    counting_bar,
+    device_of,
+    show,
+    show_comparison,
+)
 from chatrt.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -37,6 +47,14 @@ class TargetPair:
     reference: Target
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Scored:
+    """What was scored of the text, the whole of it unless Ctrl+C came first."""
+
+    windows: list[WindowSums]
+    interrupted: bool
+
+
 def quality(
     context: Annotated[int, typer.Option(min=2, help="Tokens of each window of the text.")] = 512,
     tokens: Annotated[
@@ -48,6 +66,7 @@ def quality(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Model; default: the settings'.")
     ] = None,
+    compare: CompareOption = None,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
@@ -55,6 +74,9 @@ def quality(
 
     Settings come from CHATRT_* variables and config.toml, as for `chatrt serve`.
     """
+    if compare is not None:
+        show_comparison("quality", *compare, as_json=json, save=save)
+        return
     from chatrt.bench.document import new_document
     from chatrt.bench.quality import MAX_MEAN_KL, MAX_PERPLEXITY_CHANGE, bundled_text, combine
     from chatrt.bench.quality_report import quality_report
@@ -63,7 +85,8 @@ def quality(
     resolved = common.load_settings(paths, {"model": model})
     words = bundled_text() if text is None else _read(text)
     files = _fetch(resolved.settings, paths)
-    windows = _measure(files, resolved, paths.kernels, words, context, tokens)
+    scored = _measure(files, resolved, paths.kernels, words, context, tokens)
+    windows = scored.windows
     figures = combine(windows)
     device = device_of(resolved)
     document = new_document("quality", seed=0, device=device) | {
@@ -73,16 +96,21 @@ def quality(
             "text": "bundled" if text is None else text.name,
             "server": changed_settings(resolved),
         },
+        "interrupted": scored.interrupted,
         **dataclasses.asdict(figures),
         "at_most": {"perplexity_change": MAX_PERPLEXITY_CHANGE, "mean_kl": MAX_MEAN_KL},
         "within": figures.within,
         "samples": [dataclasses.asdict(one) for one in windows],
     }
-    notes = (
+    notes = [
         f"{files.name} in {device.dtype} on {device.name}, {device.num_threads} threads; "
         f"windows of {context} tokens.",
-    )
+    ]
+    if scored.interrupted:
+        notes.insert(0, "Interrupted: these are the windows that had been scored.")
     show(quality_report(figures, notes), document, as_json=json, save=save)
+    if scored.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def load_pair(
@@ -167,23 +195,34 @@ def _measure(
     text: str,
     context: int,
     limit: int | None,
-) -> list[WindowSums]:
+) -> _Scored:
+    """Score the text, or what of it is scored by Ctrl+C.
+
+    Raises:
+        InvalidValue: The text is too short.
+        KeyboardInterrupt: Nothing had been scored yet.
+    """
     from chatrt.bench.quality import measure_windows, num_windows
 
     with common.waiting() as report:
         report(f"loading {files.name} twice")
         pair = load_pair(files, resolved.settings, kernels, context, report)
-        token_ids: Sequence[int] = pair.reference.tokenizer.encode(text)
-        if limit is not None:
-            token_ids = token_ids[: limit + 1]
-        if len(token_ids) < 2:
-            raise InvalidValue(f"the text has {len(token_ids)} tokens, at least 2 are needed")
-        total = num_windows(len(token_ids), context)
-        windows: list[WindowSums] = []
-        for one in measure_windows(pair.served, pair.reference, token_ids, context):
-            windows.append(one)
-            report(f"scored {len(windows)} of {total} windows")
-    return windows
+    token_ids: Sequence[int] = pair.reference.tokenizer.encode(text)
+    if limit is not None:
+        token_ids = token_ids[: limit + 1]
+    if len(token_ids) < 2:
+        raise InvalidValue(f"the text has {len(token_ids)} tokens, at least 2 are needed")
+    windows: list[WindowSums] = []
+    try:
+        with counting_bar("windows", num_windows(len(token_ids), context)) as advance:
+            for one in measure_windows(pair.served, pair.reference, token_ids, context):
+                windows.append(one)
+                advance()
+    except KeyboardInterrupt:
+        if not windows:
+            raise
+        return _Scored(windows, interrupted=True)
+    return _Scored(windows, interrupted=False)
 
 
 def _read(path: Path) -> str:

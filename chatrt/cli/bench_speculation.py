@@ -16,11 +16,15 @@ import typer
 from chatrt.cli import common
 from chatrt.cli.bench_output import (
     EXIT_INTERRUPTED,
+    CompareOption,
     JsonOption,
+    PlotOption,
     SaveOption,
     changed_settings,
     counting_bar,
     device_of,
+    draw,
+    require_plots,
     show,
 )
 from chatrt.cli.bench_speculation_options import (
@@ -89,9 +93,8 @@ def speculation(
         int | None, typer.Option(min=1, help="Threads that compute; default: the settings'.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and of intervals.")] = 0,
-    compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Measure nothing: hold two saved documents.")
-    ] = None,
+    compare: CompareOption = None,
+    plot: PlotOption = None,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
@@ -107,6 +110,7 @@ def speculation(
 
     if random and (prompts is not None or kinds is not None or per_kind is not None):
         raise InvalidValue("--random makes its own prompts: no --prompts, --kinds or --per-kind")
+    require_plots(plot)
     repeated = random or at_once > 1
     num_pairs = pairs or (_NUM_PAIRS if repeated else 1)
     one_each = random and at_once == 1  # as many prompts as pairs
@@ -129,7 +133,9 @@ def speculation(
     flags = {"model": model, "threads": threads, "draft": draft, "max_draft": options.depth}
     run = _SpeculationRun(asked, common.find_paths(), flags)
     run.play()
-    show(run.report(), run.document(), as_json=json, save=save)
+    document = run.document()
+    show(run.report(), document, as_json=json, save=save)
+    draw(plot, document)
     if run.failure is not None:
         raise run.failure
     if run.interrupted:
@@ -350,9 +356,10 @@ def _build(files: ModelFiles, resolved: Resolved, paths: Paths) -> Runtime:
 
 
 def _compare(a: Path, b: Path, *, as_json: bool, save: Path | None) -> None:
+    from chatrt.bench.comparison import read_document
     from chatrt.bench.speculation_report import comparison, comparison_report
 
-    entries = comparison(_document(a), _document(b))
+    entries = comparison(*(read_document(path, "speculation") for path in (a, b)))
     document = {
         "benchmark": "speculation comparison",
         "a": str(a),
@@ -361,15 +368,6 @@ def _compare(a: Path, b: Path, *, as_json: bool, save: Path | None) -> None:
     }
     notes = (f"a is {a}, b is {b}. Figures of different runs differ by the machine's noise too.",)
     show(comparison_report(entries, notes), document, as_json=as_json, save=save)
-
-
-def _document(path: Path) -> dict[str, Any]:
-    import msgspec
-
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise InvalidValue(f"{path} is not the JSON document of a measurement: {error}") from error
 
 
 def register(group: typer.Typer) -> None:

@@ -15,12 +15,17 @@ import typer
 from chatrt.cli import common
 from chatrt.cli.bench_output import (
     EXIT_INTERRUPTED,
+    CompareOption,
     JsonOption,
+    PlotOption,
     SaveOption,
     changed_settings,
     counting_bar,
     device_of,
+    draw,
+    require_plots,
     show,
+    show_comparison,
 )
 from chatrt.errors import InvalidValue
 
@@ -58,6 +63,8 @@ def step(
         int | None, typer.Option(min=1, help="Threads that compute; default: the settings'.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the token ids.")] = 0,
+    compare: CompareOption = None,
+    plot: PlotOption = None,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
@@ -66,8 +73,12 @@ def step(
     The model runs in this process, with the settings of CHATRT_* variables and config.toml.
     Contexts and prompts are clipped to what a conversation can hold.
     """
+    if compare is not None:
+        show_comparison("step", *compare, as_json=json, save=save)
+        return
     from chatrt.bench.step import StepOptions
 
+    require_plots(plot)
     options = StepOptions(
         rows=_numbers(rows, "--rows", at_least=1),
         prefill=_numbers(prefill, "--prefill", at_least=0),
@@ -80,7 +91,9 @@ def step(
     run = _StepRun(_load(resolved, paths), resolved, options)
     run.play(contention=contention)
     figures = run.figures()
-    show(run.report(figures), run.document(figures), as_json=json, save=save)
+    document = run.document(figures)
+    show(run.report(figures), document, as_json=json, save=save)
+    draw(plot, document)
     if run.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 

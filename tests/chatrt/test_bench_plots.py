@@ -16,6 +16,8 @@ from chatrt.bench.plots import draw_document, require_matplotlib
 from chatrt.bench.sessions import TurnSample
 from chatrt.bench.stall import PromptSample, StreamSample
 from chatrt.bench.stall_figures import stall_figures
+from chatrt.bench.step import StepSamples
+from chatrt.bench.step_figures import StepBytes, step_figures
 from chatrt.bench.turn_figures import TurnFigures
 from chatrt.errors import InvalidValue
 
@@ -92,6 +94,20 @@ def turn(kind: Any, index: int, ttft_ms: float, error: str | None = None) -> Tur
     )
 
 
+def step_document(rows: dict[int, list[float]]) -> dict[str, Any]:
+    samples = StepSamples(forward_ms={"rows": rows})
+    return as_saved(
+        "step",
+        **dataclasses.asdict(step_figures(samples, StepBytes(96_000_000, 23_040))),
+        samples=dataclasses.asdict(samples),
+    )
+
+
+def speculation_document(shares: list[float]) -> dict[str, Any]:
+    figures = {"accepted_per_position": {"of_rounds": shares, "of_drafted": shares}}
+    return as_saved("speculation", drafters={"auto": {"0": figures, "0.8": figures}})
+
+
 SESSIONS = [turn("cold", 0, 90.0), turn("warm", 1, 9.0), turn("forked", 2, 8.0)]
 HISTORIES = [
     HistorySample(case, history, 0, history, TurnFigures(ttft_ms=5.0 + place, tpot_ms=3.0))
@@ -122,14 +138,21 @@ def names(paths: list[Path]) -> list[str]:
             ["stall-delay-by-budget", "stall-gaps"],
         ),
         (stall_document((None,), num_deltas=9), ["stall-gaps"]),
+        (step_document({1: [3.0, 3.2], 16: [9.0]}), ["step-decode-by-rows"]),
+        (speculation_document([0.7, 0.4]), ["speculation-acceptance-by-position"]),
     ],
-    ids=["sessions", "histories", "stall", "budgets", "no budget"],
+    ids=["sessions", "histories", "stall", "budgets", "no budget", "step", "speculation"],
 )
-def test_each_plot_is_drawn_as_png_and_svg(
+def test_each_plot_is_drawn_as_png_and_svg_on_light_paper_and_on_dark(
     document: dict[str, Any], plots: list[str], tmp_path: Path
 ) -> None:
     written = draw_document(document, tmp_path / "new" / "folder")
-    assert names(written) == [f"{name}.{suffix}" for name in plots for suffix in ("png", "svg")]
+    assert names(written) == [
+        f"{name}-{theme}.{suffix}"
+        for name in plots
+        for theme in ("dark", "light")
+        for suffix in ("png", "svg")
+    ]
     for path in written:
         start = path.read_bytes()[:200]
         assert start.startswith(b"\x89PNG") if path.suffix == ".png" else b"<?xml" in start
@@ -143,11 +166,29 @@ def test_each_plot_is_drawn_as_png_and_svg(
         sessions_document([turn("warm", 1, 9.0, error="gone")]),
         histories_document([]),
         stall_document((20.0, None), num_deltas=0),
+        step_document({}),
+        speculation_document([]),
     ],
-    ids=["sessions", "failed sessions", "histories", "stall"],
+    ids=["sessions", "failed sessions", "histories", "stall", "step", "speculation"],
 )
 def test_a_document_without_values_has_no_plots(document: dict[str, Any], tmp_path: Path) -> None:
     assert draw_document(document, tmp_path) == []
+
+
+@installed
+def test_a_document_made_a_moment_ago_draws_what_its_saved_form_draws(tmp_path: Path) -> None:
+    saved = step_document({1: [3.0, 3.2], 16: [9.0]})
+    fresh = saved | {"rows_ms": {1: 3.1, 16: 9.0}}
+    of_saved, of_fresh = (
+        draw_document(document, tmp_path / name)
+        for name, document in (("saved", saved), ("fresh", fresh))
+    )
+    pictures = [
+        {path.name: path.read_bytes() for path in paths if path.suffix == ".png"}
+        for paths in (of_saved, of_fresh)
+    ]
+    assert pictures[0] == pictures[1]
+    assert pictures[0]["step-decode-by-rows-light.png"] != b""
 
 
 def test_without_matplotlib_one_sentence_says_what_to_install(

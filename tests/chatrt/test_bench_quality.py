@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -11,7 +12,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from chatrt.bench import quality
 from chatrt.bench.quality import (
+    WindowSums,
     bundled_text,
     combine,
     measure,
@@ -30,7 +33,7 @@ from tests.chatrt.models_support import CPU, random_state, write_safetensors
 from tests.support import share_kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from typer.testing import Result
@@ -219,6 +222,22 @@ def test_another_executor_of_the_same_file_is_close_and_not_the_same(
     assert document["settings"]["server"]["dtype"] == "bfloat16"
     assert 0 < document["max_logit_difference"] < 0.5
     assert document["perplexity_ratio"] == pytest.approx(1, abs=0.05)
+
+
+def test_ctrl_c_prints_the_windows_that_were_scored(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> Iterator[WindowSums]:
+        yield from itertools.islice(measure_windows(*arguments), 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quality, "measure_windows", interrupted)
+    result = invoke("-m", str(model_folder), "--context", "64", "--tokens", "100")
+    assert result.exit_code == 130
+    assert "Interrupted: these are the windows that had been scored." in result.stdout
+    document = last_line(result.stdout)
+    assert document["interrupted"] is True
+    assert document["num_tokens"] == 64
 
 
 def test_a_text_of_ones_own_can_be_measured(model_folder: Path, tmp_path: Path) -> None:

@@ -58,8 +58,10 @@ def test_the_command_prints_tables_and_one_line_of_json_last(
     file = tmp_path / "out.json"
     small = ("--rows", "1,5", "--repeats", "2", "--prefill", "20", "--contexts", "0,100")
     options = ("--model", str(tiny_folder), "--threads", "1", "--seed", "3", "--save", str(file))
-    result = invoke(*small, *options)
+    plots = tmp_path / "plots"
+    result = invoke(*small, *options, "--plot", str(plots))
     assert result.exit_code == 0, result.stderr
+    assert (plots / "step-decode-by-rows-dark.svg").exists()
     assert "Decode of 1 row by context (ms)" in result.stdout
     assert "rounds of warm-up are left out" in result.stdout
     document = json.loads(result.stdout.splitlines()[-1])
@@ -79,6 +81,10 @@ def test_the_command_prints_tables_and_one_line_of_json_last(
     assert "stage_ms" in document
     assert document["contended_ratio"] is None
     assert len(document["samples"]["forward_ms"]["rows"]["5"]) == 2
+    compared = invoke("--compare", str(file), str(file))
+    assert compared.exit_code == 0, compared.stderr
+    entries = json.loads(compared.stdout.splitlines()[-1])["entries"]
+    assert entries["rows_ms.5"]["ratio"] == 1
 
 
 @pytest.mark.usefixtures("small_pool")
