@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 TITLE_CHARS = 60
 SHOWN_ITEMS = 200
+_FOOTER_S = 0.1
 _UNSENT = "will be sent when the server is back"
 _WELCOME = "A new conversation. What would you like to know?"
 _ASKED_ELSEWHERE = "(asked by another client; its words come with the end of the answer)"
@@ -74,6 +75,7 @@ class Chat(Vertical):
         self._turn: RunningTurn | None = None
         self._other: OtherTurn | None = None
         self._num_turns = 0
+        self._could_stop = False
         self._connection = ConnectionState("connecting", "connecting")
 
     @property
@@ -118,9 +120,8 @@ class Chat(Vertical):
         view = AnswerView()
         self._turn = RunningTurn(self._num_turns, event.text, view, unsent)
         transcript = self.query_one(Transcript)
-        await transcript.add_question(event.text)
+        await transcript.add_turn(event.text, view)
         transcript.anchor()
-        await transcript.add_answer(view)
         if unsent:
             view.tell(_UNSENT)
         self.query_one(StatusLine).show_figures("")  # they are the last turn's, not this one's
@@ -392,4 +393,7 @@ class Chat(Vertical):
         # none where the server's answer comes while the screen is being taken down
         for line in self.query(StatusLine):
             line.show_state(text)
-        self.app.refresh_bindings()
+        if self.answering != self._could_stop:
+            self._could_stop = self.answering
+            # Not now: a footer is made anew, and the first text of an answer would wait for it.
+            self.set_timer(_FOOTER_S, self.app.refresh_bindings)

@@ -7,9 +7,12 @@ Invariant: every text shown has been through `TextCleaner` first.
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import TYPE_CHECKING
 
 from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
 from textual.widgets import Markdown, Static
 
 from chatrt_tui import figures
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from textual.widgets.markdown import MarkdownStream
 
     from chatrt.client import TurnResult
+
+# One line that no Markdown changes: it looks the same as plain text.
+_READS_AS_IT_IS = re.compile(r"(?!\s*(?:[-+]|\d+[.)]))[^*_`#>|~\[\]<\\\n&]*\w[^*_`#>|~\[\]<\\\n&]*")
 
 
 class UserMessage(Static):
@@ -52,6 +58,7 @@ class Note(Static):
     DEFAULT_CSS = """
     Note { padding: 0 2; height: auto; color: $text-muted; }
     Note.-warning { color: $text-warning; }
+    Note.-answer { color: $foreground; }
     """
 
     def __init__(self, text: str, *, warning: bool = False) -> None:
@@ -82,6 +89,8 @@ class AnswerView(Vertical):
         self._splitter = SegmentSplitter()
         self._pieces: list[str] = []
         self._num_received = 0
+        self._painted: str | None = None  # text in the placeholder's line, not among the parts yet
+        self._shows = asyncio.Lock()
         self._last: Widget | None = None
         self._stream: MarkdownStream | None = None
 
@@ -105,9 +114,31 @@ class AnswerView(Vertical):
             self.query_one(Note).update(clean_text(text))
 
     async def append(self, text: str) -> None:
-        """Add text that has arrived."""
+        """Add text that has arrived; the first of it is on the screen with the next refresh."""
         self._num_received += len(text)
-        await self._show(self._cleaner.feed(text), ended=False)
+        cleaned = self._clean(text)
+        async with self._shows:
+            if self._painted is not None:
+                self._painted += cleaned
+            elif self._last is None and _READS_AS_IT_IS.fullmatch(cleaned):
+                self._paint(cleaned)
+            else:
+                await self._show(cleaned)
+
+    def _paint(self, text: str) -> None:
+        """Put the first text where the placeholder stands: making Markdown of it takes longer."""
+        self._painted = text
+        note = self.query_one(Note)
+        note.add_class("-answer")
+        note.update(Content(text))
+        self.call_after_refresh(self._show_painted)
+
+    async def _show_painted(self) -> None:
+        """Make Markdown of what was painted, and of what came since."""
+        async with self._shows:
+            text, self._painted = self._painted, None
+            if text is not None:
+                await self._show(text)
 
     async def finish_old(self, *, stopped: bool) -> None:
         """An old answer is there, of which no figures are known; `stopped` if it is not whole."""
@@ -130,14 +161,22 @@ class AnswerView(Vertical):
         if details:
             await self.mount(Static(clean_text(details), markup=False, classes="details"))
 
-    async def _finish_text(self) -> None:
-        await self._show(self._cleaner.finish(), ended=True)
-        await self._end_stream()
-        if self._last is None:
-            await self.query(Note).remove()
+    def _clean(self, text: str) -> str:
+        cleaned = self._cleaner.feed(text)
+        self._pieces.append(cleaned)
+        return cleaned
 
-    async def _show(self, text: str, *, ended: bool) -> None:
-        self._pieces.append(text)
+    async def _finish_text(self) -> None:
+        rest = self._cleaner.finish()
+        self._pieces.append(rest)
+        async with self._shows:
+            text, self._painted = self._painted or "", None
+            await self._show(text + rest, ended=True)
+            await self._end_stream()
+            if self._last is None:
+                await self.query(Note).remove()
+
+    async def _show(self, text: str, *, ended: bool = False) -> None:
         parts = self._splitter.feed(text)
         if ended:
             parts += self._splitter.finish()
@@ -201,11 +240,15 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def add_question(self, text: str) -> UserMessage:
         """Show what a person asks, at the end; who reads further up stays there."""
-        await self.query(".welcome").remove()
-        self.query(AnswerView).add_class("-earlier")
+        await self._make_room()
         question = UserMessage(text)
         await self.mount(question)
         return question
+
+    async def add_turn(self, question: str, answer: AnswerView) -> None:
+        """Show a question and its answer, empty so far, at the end: in one go, for both wait."""
+        await self._make_room()
+        await self.mount(UserMessage(question), answer)
 
     async def add_answer(self, answer: AnswerView) -> AnswerView:
         """Show an answer at the end, empty so far; returns it."""
@@ -222,6 +265,10 @@ class Transcript(VerticalScroll, can_focus=False):
         if welcome:
             await self.mount(Static(welcome, markup=False, classes="welcome"))
         self.anchor()
+
+    async def _make_room(self) -> None:
+        await self.query(".welcome").remove()
+        self.query(AnswerView).add_class("-earlier")
 
     def last_answer(self) -> str:
         """The text of the newest answer, empty if there is none."""
