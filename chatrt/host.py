@@ -12,9 +12,11 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 from chatrt.engine.report import refused
+from chatrt.engine.snapshot import StepLog
 from chatrt.errors import ChatrtError, ServerUnavailable
 from chatrt.turn import FinishedEvent, FinishReason
 
@@ -36,11 +38,16 @@ _RESTORING_WAIT_S = 0.25
 class EngineHost:
     """Runs an engine on a thread of its own.
 
+    `steps` are those that did something; read them in a `call`, and `num_out_of_memory`, which
+    counts those that failed for want of the device's memory.
+
     Args:
         engine: Not to be touched by anyone else once `start` was called.
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.steps = StepLog()
+        self.num_out_of_memory = 0
         self._engine = engine
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._sinks: dict[str, Sink] = {}
@@ -123,12 +130,16 @@ class EngineHost:
     def _run(self) -> None:
         worked = False
         while self._take_commands(wait=not worked):
+            start_ns = time.perf_counter_ns()
             try:
                 worked = self._engine.step()
             except Exception as error:  # the edge of the thread
                 _log.exception("the engine's step failed; its turns end, the engine goes on")
+                self.num_out_of_memory += _is_lack_of_memory(error)
                 self._fail_all(_as_chatrt_error(error))
                 worked = self._engine.num_waiting > 0
+            if worked:
+                self.steps.add(start_ns, time.perf_counter_ns())
             self._deliver(self._engine.take_events())
         self._engine.cancel_all()
         self._deliver(self._engine.take_events())
@@ -188,6 +199,11 @@ def _failed(request: TurnRequest, error: ChatrtError) -> FinishedEvent:
 
 def _ended() -> ServerUnavailable:
     return ServerUnavailable("the engine has stopped; start the server again")
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """Python's own, or torch's, whose class this layer does not know."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _as_chatrt_error(error: Exception) -> ChatrtError:

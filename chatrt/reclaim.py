@@ -147,7 +147,7 @@ class PagePool:
         return self._allocator.num_sharers(page_id) - self._tree.knows(page_id)
 
     def figures(self, page_ids: Set[int], *, states: Mapping[str, int]) -> PoolFigures:
-        """How the pool is used now; `page_ids` are the pages in use by sessions in `states`."""
+        """How the pool is used now; `page_ids` are those that sessions in `states` may share."""
         return PoolFigures(
             free=self._allocator.num_free,
             held=self._allocator.num_held,

@@ -202,6 +202,13 @@ class Settings:
             "seconds that an answer goes on when its client is gone, which may resume it meanwhile"
         ),
     ] = 30.0
+    otel: Annotated[
+        bool,
+        kinds.flag(
+            "send turns' times by OpenTelemetry too, where OTEL_* variables say; needs the extra "
+            "`otel`"
+        ),
+    ] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         kinds.one_of("debug", "info", "warning", "error", doc="what the log tells"),

@@ -40,7 +40,7 @@ from chatrt.turn import FinishedEvent, TurnKind, TurnRequest
 from chatrt_kernels.cpu.lower import MAX_HEAD_DIM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from chatrt.cli.executor import Executor
     from chatrt.cost_model import CostModel
     from chatrt.drafter import Drafter
+    from chatrt.metrics import TurnObserver
     from chatrt.models.config import ModelConfig
     from chatrt.models.files import ModelFiles
     from chatrt.paths import Paths
@@ -187,8 +188,9 @@ def build_service(
     settings: Settings,
     database: Path | None,
     archive: Archive | None = None,
+    observers: Sequence[TurnObserver] = (),
 ) -> ChatService:
-    """The service over a started host.
+    """The service over a started host; `observers` watch its turns beside the metrics.
 
     Conversations are kept in `database`: in memory only if there is none, or it cannot be used.
     """
@@ -196,7 +198,7 @@ def build_service(
         host,
         runtime.tokenizer,
         _open_store(database) if database is not None else None,
-        Metrics(runtime.model_name, runtime.kv_bytes),
+        Metrics(runtime.model_name, runtime.kv_bytes, observers),
         ServiceSettings(
             model=runtime.model_name,
             max_context=runtime.max_context,

@@ -28,6 +28,7 @@ from chatrt.cli import (
     run,
     serve,
     stop,
+    top,
     train_draft,
 )
 from chatrt.errors import CallerError, ChatrtError, SettingsError
@@ -42,7 +43,7 @@ EXIT_INTERRUPTED = 130
 _SPIN_COUNT = "1000"
 
 # Each module has one `register(app)`; the order is that of `chatrt --help`.
-COMMANDS = (chat, run, serve, pull, models, kernels, train_draft, bench, doctor, config, stop)
+COMMANDS = (chat, run, serve, pull, models, kernels, train_draft, bench, top, doctor, config, stop)
 
 # What only the extra `serve` installs: a missing one means the extra, not a broken installation.
 _SERVE_PACKAGES = {

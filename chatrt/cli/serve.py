@@ -97,6 +97,7 @@ def serve(
     idle_exit: Annotated[str | None, typer.Option(help=_help("idle_exit_s"))] = None,
     drain: Annotated[str | None, typer.Option(help=_help("drain_s"))] = None,
     disconnect_grace: Annotated[str | None, typer.Option(help=_help("disconnect_grace_s"))] = None,
+    otel: Annotated[bool | None, typer.Option("--otel", help=_help("otel"))] = None,
     log_level: Annotated[str | None, typer.Option(help=_help("log_level"))] = None,
 ) -> None:
     """Serve a model on a WebSocket (OpenAI's Responses API)."""
@@ -129,6 +130,10 @@ async def _serve(resolved: Resolved, paths: Paths) -> None:
 
     common.require_serving()
     settings = resolved.settings
+    if settings.otel:
+        from chatrt.metrics.otel import require_otel
+
+        require_otel()
     source = resolve(settings.model, cache_dir=paths.cache)
     service = DeferredService()
     server = Server(service, _server_settings(settings, paths))
@@ -176,6 +181,7 @@ async def _load_and_run(
     from chatrt.cli.build import build_runtime, build_service
     from chatrt.cli.kv_archive import open_archive
     from chatrt.host import EngineHost
+    from chatrt.metrics.otel import OtelSender
 
     settings = resolved.settings
     files = await _in_daemon_thread(lambda: _fetch(settings, paths, report))
@@ -184,7 +190,9 @@ async def _load_and_run(
     host.start()
     archive = await asyncio.to_thread(open_archive, runtime, host, settings, paths)
     database = paths.database if settings.store else None
-    built = build_service(runtime, host, settings, database, archive)
+    sender = OtelSender(runtime.model_name) if settings.otel else None
+    observers = () if sender is None else (sender.turns,)
+    built = build_service(runtime, host, settings, database, archive, observers)
     _spare_what_is_loaded()
     try:
         service.begin(built)
@@ -193,6 +201,8 @@ async def _load_and_run(
     finally:
         await host.stop()
         await built.close()
+        if sender is not None:
+            await _in_daemon_thread(sender.close)
         if archive is not None:
             await asyncio.to_thread(archive.close, _CLOSE_S)
 

@@ -17,6 +17,7 @@ import msgspec
 
 from chatrt.client.messages import error_from_wire
 from chatrt.errors import ChatrtError, ServerUnavailable
+from chatrt.wire.live import LiveFigures
 
 if TYPE_CHECKING:
     import ssl as ssl_module
@@ -83,6 +84,14 @@ class HttpRoutes:
     async def models(self) -> list[dict[str, Any]]:
         """The models that the server serves."""
         return _data(await self._call("GET", "/v1/models"))
+
+    async def live(self) -> LiveFigures:
+        """What the server does right now; of turns only those of this key."""
+        answer = await self._call("GET", "/v1/chatrt/live")
+        try:
+            return msgspec.convert(answer, LiveFigures)
+        except msgspec.ValidationError as error:
+            raise ServerUnavailable(f"the server's live figures cannot be read: {error}") from error
 
     async def response(self, response_id: str) -> dict[str, Any]:
         """The stored response object."""

@@ -45,7 +45,7 @@ class Engine:
 
     Args:
         target: The model that answers.
-        sessions: The pages' bookkeeping.
+        sessions: The pages' bookkeeping, to be read between two steps.
         scheduler: Plans the steps over `sessions`.
         drafter: Proposes tokens, or None.
         depth: Decides how many; without it each turn gets as many as `limits` say.
@@ -67,7 +67,7 @@ class Engine:
         draw_seed: Callable[[], int],
     ) -> None:
         self._target = target
-        self._sessions = sessions
+        self.sessions = sessions
         self._scheduler = scheduler
         self._drafting = Drafting(drafter, depth, max_tokens=limits.num_drafts, clock=clock)
         self._clock = clock
@@ -82,9 +82,9 @@ class Engine:
         self._archiving: Archiving | None = None
 
     @property
-    def sessions(self) -> SessionManager:
-        """The pages' bookkeeping, for figures."""
-        return self._sessions
+    def turns(self) -> Turns:
+        """The turns that run, for figures."""
+        return self._turns
 
     def keep_pages_in(self, archiving: Archiving) -> None:
         """Write pages behind from now on, and restore what was written."""
@@ -287,7 +287,7 @@ class Engine:
         session = turn.entry.session
         num_computed = planned.start + planned.num_rows - planned.num_drafts
         turn.num_computed_tokens += num_computed - planned.start
-        self._sessions.commit(session, (), num_computed=num_computed)
+        self.sessions.commit(session, (), num_computed=num_computed)
         self._drafting.commit(session)
         if turn.request.kind is not TurnKind.ANSWER and num_computed >= len(session.token_ids):
             turn.request.stamps.prefilled_ns = now
@@ -313,9 +313,9 @@ class Engine:
         num_accepted = min(verified.num_accepted, len(taken))
         self._drafting.count(turn, len(drafts), num_accepted=num_accepted, num_emitted=len(taken))
         # The last taken token has no KV that counts, whether it was a draft or the target's own.
-        self._sessions.commit(session, taken, num_computed=length + len(taken) - 1)
+        self.sessions.commit(session, taken, num_computed=length + len(taken) - 1)
         if planned.num_drafts:
-            self._sessions.trim(session)
+            self.sessions.trim(session)
         self._drafting.commit(session)
         self._turns.emit(turn, emitted, sampled_ns)
         if turn.finish is not None:
@@ -329,7 +329,7 @@ class Engine:
         turn.kv = replace(
             turn.kv,
             resident_pages=len(session.page_ids),
-            shared_pages=self._sessions.num_shared_pages(session),
+            shared_pages=self.sessions.num_shared_pages(session),
         )
         self._drafting.commit(session)
         match request.kind:
@@ -352,11 +352,11 @@ class Engine:
         session, cut = turn.entry.session, turn.cut()
         output_ids = turn.token_ids[: cut.num_kept] + cut.remainder_ids
         if turn.token_ids == output_ids:
-            self._sessions.trim(session)
+            self.sessions.trim(session)
             return output_ids
         num_kept = turn.prompt_length + cut.num_kept
-        self._starting.copy(self._sessions.rewind(session, num_kept))
-        self._sessions.extend(session, cut.remainder_ids)
+        self._starting.copy(self.sessions.rewind(session, num_kept))
+        self.sessions.extend(session, cut.remainder_ids)
         return output_ids
 
     def _keep_older(self, session: Session) -> None:
@@ -374,8 +374,8 @@ class Engine:
             return False  # what is on its way back may be all that is missing
         youngest = max(starved, key=lambda entry: entry.arrival)
         turn = self._turns.by_session[youngest.session.session_id]
-        free, evictable = self._sessions.num_free, self._sessions.num_evictable
-        self._turns.fail(turn, OutOfPages(1, free, evictable, self._sessions.num_pages))
+        free, evictable = self.sessions.num_free, self.sessions.num_evictable
+        self._turns.fail(turn, OutOfPages(1, free, evictable, self.sessions.num_pages))
         self._keep_older(turn.entry.session)
         return True
 

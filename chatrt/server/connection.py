@@ -337,9 +337,11 @@ class Connection:
                 if outgoing is None:
                     await self._outbox.changed()
                     continue
+                frame = encode(outgoing.event)
+                handed_ns = self._clock()  # a send that returns late is not the server's time
                 async with asyncio.timeout(self._settings.slow_client_s):
-                    await self._socket.send(encode(outgoing.event), text=True)
-                self._outbox.sent(outgoing, self._clock())
+                    await self._socket.send(frame, text=True)
+                self._outbox.sent(outgoing, handed_ns)
         except ConnectionClosed:
             pass  # as the reader's: the connection ends
         except TimeoutError:

@@ -20,11 +20,12 @@ from chatrt.server.connection import report
 from chatrt.wire.errors import error_body, internal_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from websockets.http11 import Request
 
     from chatrt.server.service import Service
+    from chatrt.wire.live import Sockets
     from chatrt.wire.log import ResponseLog
 
 SOCKET_PATHS = ("/v1/responses", "/responses")
@@ -82,10 +83,11 @@ def error_reply(error: ChatrtError) -> Reply:
 
 
 class Routes:
-    """Answers the routes from the service."""
+    """Answers the routes from the service; `sockets` tells how the connections are."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, sockets: Callable[[], Sockets]) -> None:
         self._service = service
+        self._sockets = sockets
 
     def open_route(self, target: Target) -> Reply | None:
         """`/health` and `/ready`, which need no key."""
@@ -111,7 +113,10 @@ class Routes:
     async def _route(self, target: Target, key_id: str) -> Reply:
         match (target.method, target.segments):
             case ("GET", ("metrics",)):
-                return Reply(HTTPStatus.OK, await self._service.metrics(), _PROMETHEUS)
+                text = await self._service.metrics(self._sockets())
+                return Reply(HTTPStatus.OK, text, _PROMETHEUS)
+            case ("GET", ("v1", "chatrt", "live")):
+                return json_reply(await self._service.live(key_id, self._sockets()))
             case ("GET", ("v1", "models")):
                 return json_reply(_list(self._service.models()))
             case (_, ("v1", "responses", response_id, *rest)):

@@ -119,7 +119,7 @@ class Outbox:
         if source is None:
             return
         if outgoing.event["type"] == DELTA:
-            source.subscription.log.mark_sent(time_ns)
+            source.subscription.mark_sent(time_ns)
         if source.subscription.exhausted:
             self._sources.remove(source)
             self._paused.discard(source.subscription.log.response_id)

@@ -34,6 +34,7 @@ from chatrt.server.http import (
     error_reply,
     json_reply,
 )
+from chatrt.wire.live import Sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +68,7 @@ class Server:
         self._settings = settings
         self._clock = clock
         self._gate = Gate(settings)
-        self._routes = Routes(service)
+        self._routes = Routes(service, self.sockets)
         self._graces = Graces(service, settings.disconnect_grace_s)
         self._connections: set[Connection] = set()
         self._server: SocketServer | None = None
@@ -91,6 +92,11 @@ class Server:
     def outbox_bytes(self) -> int:
         """Approximate bytes that wait to be sent on all connections."""
         return sum(connection.outbox_bytes for connection in self._connections)
+
+    def sockets(self) -> Sockets:
+        """The open connections and what waits to be sent on them."""
+        waiting = [connection.outbox_bytes for connection in self._connections]
+        return Sockets(len(waiting), sum(waiting), max(waiting, default=0))
 
     async def start(self) -> None:
         """Listen.

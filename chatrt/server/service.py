@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from chatrt.wire.log import ResponseLog
 
 if TYPE_CHECKING:
+    from chatrt.wire.live import LiveFigures, Sockets
     from chatrt.wire.messages import (
         ConversationCreate,
         ConversationSubscribe,
@@ -129,6 +130,10 @@ class Service(Protocol):
         """The API's model objects: `{"id", "object": "model", "created", "owned_by"}`."""
         ...
 
-    async def metrics(self) -> bytes:
+    async def live(self, key_id: str, sockets: Sockets) -> LiveFigures:
+        """What runs now and ended a moment ago: the key's own turns, counts of all."""
+        ...
+
+    async def metrics(self, sockets: Sockets) -> bytes:
         """Metrics in Prometheus' text format."""
         ...

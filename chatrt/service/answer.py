@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chatrt.errors import ChatrtError
+from chatrt.errors import ChatrtError, Conflict
 from chatrt.service.figures import turn_figures
 from chatrt.service.prompts import PREFILLED, transcript
 from chatrt.store import StoredTurn
@@ -20,7 +20,7 @@ from chatrt.turn import FinishedEvent, FinishReason, KVFigures, TokensEvent, Tur
 from chatrt.wire.events import AnswerEvents, ResponseFields, Usage, logprob_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from chatrt.service.prompts import PlannedPrompt
     from chatrt.text.messages import Message
@@ -44,7 +44,7 @@ class Answer:
     """A turn between the engine and its log. `on_finished` is told once, with the last event.
 
     `builder` says how the answer will read once another turn follows it; without one, as it is.
-    `turn` is what was kept of it, once it was.
+    `turn` is what was kept of it, once it was; `cancel_asked_ns` when its end was first asked for.
     """
 
     request: TurnRequest
@@ -58,6 +58,7 @@ class Answer:
     events: AnswerEvents = field(init=False)
     delta_times_ns: list[int] = field(default_factory=list)
     turn: StoredTurn | None = None
+    cancel_asked_ns: int | None = None
     log_closed: asyncio.Event = field(default_factory=asyncio.Event)
     _num_held: int = 0
 
@@ -191,6 +192,22 @@ class Answer:
         token_bytes = self.tokenizer.token_bytes
         top = [(token_bytes(token_id, skip_special=False), value) for token_id, value in entry.top]
         return logprob_entry(token_bytes(entry.token_id, skip_special=False), entry.logprob, top)
+
+
+def check_unanswered(answers: Iterable[Answer], conversation_id: str) -> None:
+    """A conversation has one next turn: two at once would hide each other's in its list.
+
+    Raises:
+        Conflict: One of the `answers` answers the conversation.
+    """
+    for answer in answers:
+        running = answer.log.conversation_id == conversation_id
+        if running and answer.request.kind is TurnKind.ANSWER:
+            raise Conflict(
+                f"conversation {conversation_id} is being answered by "
+                f"{answer.log.response_id}; wait for it, or fork with previous_response_id",
+                param="conversation",
+            )
 
 
 def _messages_json(messages: Sequence[Message]) -> str:

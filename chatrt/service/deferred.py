@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from chatrt.server.service import CallContext, OnLog
     from chatrt.service.service import ChatService
+    from chatrt.wire.live import LiveFigures, Sockets
     from chatrt.wire.log import ResponseLog
     from chatrt.wire.messages import (
         ConversationCreate,
@@ -115,6 +116,10 @@ class DeferredService:
         """The model, once it is loaded."""
         return [] if self._service is None else self._service.models()
 
-    async def metrics(self) -> bytes:
+    async def live(self, key_id: str, sockets: Sockets) -> LiveFigures:
+        """See the interface."""
+        return await self._loaded.live(key_id, sockets)
+
+    async def metrics(self, sockets: Sockets) -> bytes:
         """Metrics, once there is something to measure."""
-        return b"" if self._service is None else await self._service.metrics()
+        return b"" if self._service is None else await self._service.metrics(sockets)

@@ -12,10 +12,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from chatrt.errors import ChatrtError, Conflict, InvalidValue, NotFound, StoreError
-from chatrt.service.answer import Answer
+from chatrt.errors import ChatrtError, InvalidValue, NotFound, StoreError
+from chatrt.service.answer import Answer, check_unanswered
 from chatrt.service.conversations import Conversations
 from chatrt.service.history import History
+from chatrt.service.live import LiveBoard
+from chatrt.service.measured import Measured
 from chatrt.service.prompts import PromptPlanner
 from chatrt.service.recent import RecentLogs
 from chatrt.service.requests import RequestReader, num_drafts
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from chatrt.service.requests import ServiceSettings
     from chatrt.store import Store, StoredTurn
     from chatrt.text.tokenizer import Tokenizer
+    from chatrt.wire.live import LiveFigures, Sockets
     from chatrt.wire.messages import (
         ConversationCreate,
         ConversationSubscribe,
@@ -73,7 +76,6 @@ class ChatService:
         self._tokenizer = tokenizer
         self._unstorable = store if isinstance(store, StoreError) else None
         self._store = None if isinstance(store, StoreError) else store
-        self._metrics = metrics
         self._settings = settings
         self._clock = clock
         self._now = now
@@ -85,6 +87,9 @@ class ChatService:
         self._history = History(self._store)
         self._archive = archive
         self._upkeep = Upkeep(host, self._planner, self._history, archive)
+        self._live = LiveBoard(settings.model, host, archive, clock=clock)
+        self._measured = Measured(metrics, host, archive, clock)
+        self._on_gap = metrics.on_gap
         self._answers: dict[str, Answer] = {}
         self._recent = RecentLogs(window_s=settings.resume_window_s)
         self._conversations = Conversations(self._store, self._history, now=now)
@@ -127,7 +132,7 @@ class ChatService:
             request=request,
             planned=planned,
             fields=fields,
-            log=ResponseLog(response_id, context.key_id, conversation_id),
+            log=ResponseLog(response_id, context.key_id, conversation_id, self._on_gap),
             tokenizer=self._tokenizer,
             token_timing=message.chatrt.timing == "token",
             on_finished=self._finished,
@@ -147,6 +152,7 @@ class ChatService:
             if self._recent.response(response_id, key_id) is None:
                 await self._history.turn(response_id, key_id)
             return False
+        self._measured.cancelling(self._answers.get(response_id))
         return await self._host.call(lambda engine: engine.cancel(response_id))
 
     def find_log(self, response_id: str, key_id: str) -> ResponseLog:
@@ -166,6 +172,7 @@ class ChatService:
 
     def abandon(self, response_id: str) -> None:
         """Nobody reads this response any more: cancel it."""
+        self._measured.cancelling(self._answers.get(response_id))
         self._host.post(lambda engine: engine.cancel(response_id))
 
     def leave(self, lane_key: str) -> None:
@@ -187,6 +194,7 @@ class ChatService:
         Those that are being answered end as cancelled.
         """
         await self._end({response_id}, key_id)
+        self._live.forget(response_id, key_id)
         recent = self._recent.response(response_id, key_id)
         if recent is not None:
             self._recent.forget([response_id])
@@ -257,6 +265,7 @@ class ChatService:
         sequences = await self._upkeep.sequences(turn_ids, key_id, self._salt(key_id))
         response_ids = await self._conversations.delete(conversation_id, key_id)
         self._recent.forget_conversation(conversation_id)
+        self._live.forget(conversation_id, key_id)
         await self._upkeep.wipe(response_ids, sequences)
 
     async def conversation_items(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
@@ -284,11 +293,13 @@ class ChatService:
         """The one model that is served, with the context that it holds."""
         return self._requests.models()
 
-    async def metrics(self) -> bytes:
-        """Metrics in Prometheus' text format; the pages are counted between two steps."""
-        pool = await self._host.call(lambda engine: engine.sessions.figures())
-        archive = None if self._archive is None else self._archive.figures()
-        return self._metrics.render(pool, archive)
+    async def metrics(self, sockets: Sockets) -> bytes:
+        """Metrics in Prometheus' text format."""
+        return await self._measured.text(sockets)
+
+    async def live(self, key_id: str, sockets: Sockets) -> LiveFigures:
+        """What runs now and ended a moment ago; turns of this key only."""
+        return await self._live.read(key_id, self._answers.values(), sockets)
 
     # Steps of a turn -----------------------------------------------------------------------------
 
@@ -298,24 +309,14 @@ class ChatService:
         """The conversation that the turn belongs to, and the turns before it."""
         if message.conversation is not None:
             parent_id = await self._conversations.newest(message.conversation, key_id)
-            self._check_not_answering(message)
+            if not message.partial:
+                check_unanswered(self._answers.values(), message.conversation)
             chain = [] if parent_id is None else await self._history.chain(parent_id, key_id)
             return message.conversation, chain
         if message.previous_response_id is None:
             return None, []
         chain = await self._history.chain(message.previous_response_id, key_id)
         return chain[-1].conversation_id, chain
-
-    def _check_not_answering(self, message: ResponseCreate) -> None:
-        """A conversation has one next turn: two at once would hide each other's in its list."""
-        for answer in self._answers.values():
-            running = answer.log.conversation_id == message.conversation
-            if running and answer.request.kind is TurnKind.ANSWER and not message.partial:
-                raise Conflict(
-                    f"conversation {message.conversation} is being answered by "
-                    f"{answer.log.response_id}; wait for it, or fork with previous_response_id",
-                    param="conversation",
-                )
 
     async def _plan(self, ask: Ask, chain: Sequence[StoredTurn]) -> PlannedPrompt:
         if self._planner.num_chars(ask, chain) <= _INLINE_CHARS:
@@ -347,12 +348,7 @@ class ChatService:
                 answer.request.kind is not TurnKind.TYPED_AHEAD
             ):
                 store_error = await self._keep(answer, event)
-            self._metrics.observe_turn(
-                answer.request.stamps,
-                event,
-                answer.log.first_sent_ns,
-                len(answer.request.token_ids),
-            )
+            self._measured.ended(answer, event)
         finally:
             answer.close(event, store_error=store_error)
             del self._answers[answer.request.response_id]
@@ -361,6 +357,7 @@ class ChatService:
                 store_error, NotFound
             ):
                 self._recent.keep(answer.log)
+                self._live.ended(answer, event)
             answer.log_closed.set()
         if answer.turn is not None:
             await self._upkeep.prepare(answer.turn, salt=answer.request.salt)

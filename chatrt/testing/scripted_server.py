@@ -188,7 +188,19 @@ class ScriptedServer:
         self._conversations[made.id] = made
         return {"id": made.id, "title": title, "created_at": made.created_at}
 
+    async def _read_along(self, connection: ServerConnection, message: dict[str, Any]) -> None:
+        """A half-typed prompt: no answer, and its mark on every event."""
+        lane = {"stream_id": message["stream_id"]} if "stream_id" in message else {}
+        response = response_object("resp_half", message, message.get("previous_response_id"))
+        response["metadata"] = message.get("metadata")
+        await _send(connection, {"type": "response.created", "response": response, **lane})
+        response["status"] = "completed"
+        await _send(connection, {"type": "response.completed", "response": response, **lane})
+
     async def _create(self, connection: ServerConnection, message: dict[str, Any]) -> None:
+        if is_half_typed(message):
+            await self._read_along(connection, message)
+            return
         lane = {"stream_id": message["stream_id"]} if "stream_id" in message else {}
         parent_id = message.get("previous_response_id")
         if parent_id is not None and parent_id not in self._turns:
@@ -343,6 +355,11 @@ def _in_order(answers: Iterable[ScriptedAnswer]) -> Script:
     waiting = list(answers)
     assert waiting, "a script needs at least one answer"
     return lambda _: waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+
+def is_half_typed(message: dict[str, Any]) -> bool:
+    """Whether a `response.create` is what a person has typed so far."""
+    return bool(message.get("chatrt", {}).get("partial")) and message["generate"] is False
 
 
 async def _send(connection: ServerConnection, event: Mapping[str, object]) -> None:

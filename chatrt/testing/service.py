@@ -16,6 +16,7 @@ from chatrt.errors import NotFound
 from chatrt.params import SamplingParams
 from chatrt.wire.events import AnswerEvents, ResponseFields, Usage
 from chatrt.wire.ids import new_conversation_id, new_response_id
+from chatrt.wire.live import LiveFigures, LiveServer, LiveTurn, Sockets
 from chatrt.wire.log import ResponseLog
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class ScriptedService:
     """Implements `chatrt.server.service.Service`.
 
     `delay_s` passes before each delta. `responses` are all that were created, in order; `paused`,
-    `resumed`, `abandoned` the ids of those calls, in order.
+    `resumed`, `abandoned` the ids of those calls, in order. `figures`, if there are any, are what
+    `live` tells.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class ScriptedService:
         self.left: list[str] = []
         self.abandoned: list[str] = []
         self.is_ready = is_ready
+        self.figures: LiveFigures | None = None
         self._script = script
         self._delay_s = delay_s
         self._clock = clock
@@ -227,7 +230,16 @@ class ScriptedService:
         """The one model."""
         return [{"id": MODEL, "object": "model", "created": 0, "owned_by": "chatrt"}]
 
-    async def metrics(self) -> bytes:
+    async def live(self, key_id: str, sockets: Sockets) -> LiveFigures:
+        """What `figures` say, or the key's responses that run."""
+        if self.figures is not None:
+            return self.figures
+        running = [r.log for r in self.responses.values() if not r.log.finished]
+        turns = tuple(LiveTurn(response_id=r.response_id) for r in running if r.key_id == key_id)
+        server = LiveServer(model=MODEL, num_running=len(running), sockets=sockets)
+        return LiveFigures(server=server, turns=turns)
+
+    async def metrics(self, sockets: Sockets) -> bytes:
         """One counter."""
         return f"chatrt_responses_total {len(self.responses)}\n".encode()
 

@@ -27,10 +27,17 @@ _HELD_EVENT_BYTES = 640  # what one event's dict takes in memory besides its tex
 class ResponseLog:
     """Events of one response, appended by its writer and read by any number of subscribers.
 
-    `key_id` is whose response it is; `conversation_id` where it belongs, if anywhere.
+    `key_id` is whose response it is; `conversation_id` where it belongs, if anywhere. `on_gap` is
+    told the nanoseconds between two deltas that a transport took, for each subscriber.
     """
 
-    def __init__(self, response_id: str, key_id: str, conversation_id: str | None = None) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        key_id: str,
+        conversation_id: str | None = None,
+        on_gap: Callable[[int], None] | None = None,
+    ) -> None:
         self.response_id = response_id
         self.key_id = key_id
         self.conversation_id = conversation_id
@@ -38,6 +45,8 @@ class ResponseLog:
         self._end_bytes: list[int] = []  # approximate bytes of all events up to and with this one
         self._terminal: Callable[[int | None], Event] | None = None
         self._first_sent_ns: int | None = None
+        self._on_gap = on_gap
+        self._when_sent: Callable[[int], None] | None = None
         self._subscriptions: list[Subscription] = []
 
     @property
@@ -92,6 +101,18 @@ class ResponseLog:
         """A transport took a delta at `time_ns`. Only the first call counts."""
         if self._first_sent_ns is None:
             self._first_sent_ns = time_ns
+            if self._when_sent is not None:
+                self._when_sent(time_ns)
+
+    def when_sent(self, tell: Callable[[int], None]) -> None:
+        """Call `tell` once with `first_sent_ns`: now, or as soon as it is known; a second replaces.
+
+        An answer may be over before the transport took its first delta.
+        """
+        if self._first_sent_ns is not None:
+            tell(self._first_sent_ns)
+        else:
+            self._when_sent = tell
 
     def subscribe(
         self,
@@ -190,6 +211,7 @@ class Subscription:
         self.stream_id = stream_id
         self._cursor = min(cursor, log.num_events)
         self._open = True
+        self._last_sent_ns: int | None = None
 
     @property
     def pending_bytes(self) -> int:
@@ -217,6 +239,14 @@ class Subscription:
         if self.stream_id is not None:
             event["stream_id"] = self.stream_id
         return event
+
+    def mark_sent(self, time_ns: int) -> None:
+        """A transport took a delta of this subscriber at `time_ns`."""
+        last_ns, self._last_sent_ns = self._last_sent_ns, time_ns
+        if last_ns is None:
+            self.log.mark_sent(time_ns)
+        elif self.log._on_gap is not None:
+            self.log._on_gap(time_ns - last_ns)
 
     def close(self) -> None:
         """Leave the log; `on_change` is not called again. Closing twice is harmless."""

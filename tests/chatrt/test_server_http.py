@@ -15,6 +15,7 @@ from chatrt.testing.serving import calling, serving
 
 if TYPE_CHECKING:
     from chatrt.server.server import Server
+    from chatrt.wire.live import Sockets
 
 
 async def call(
@@ -122,7 +123,7 @@ async def test_an_unknown_route_is_404_in_the_apis_form(method: str, path: str) 
 
 async def test_a_failure_of_the_service_is_500_without_its_words() -> None:
     class Broken(ScriptedService):
-        async def metrics(self) -> bytes:
+        async def metrics(self, sockets: Sockets) -> bytes:
             raise RuntimeError("the secret")
 
     async with serving(Broken()) as server:

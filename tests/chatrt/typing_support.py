@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chatrt.testing.scripted_answer import response_object
-from chatrt.testing.scripted_server import ScriptedServer
+from chatrt.testing.scripted_server import ScriptedServer, is_half_typed
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
@@ -32,10 +31,10 @@ class ReadingServer(ScriptedServer):
         self.is_away = False
 
     def creates(self) -> list[dict[str, Any]]:
-        return [message for message in super().creates() if not _is_partial(message)]
+        return [message for message in super().creates() if not is_half_typed(message)]
 
     def partials(self) -> list[dict[str, Any]]:
-        return [message for message in super().creates() if _is_partial(message)]
+        return [message for message in super().creates() if is_half_typed(message)]
 
     def typed(self) -> list[str]:
         """The texts of the half-typed prompts, in order."""
@@ -52,28 +51,11 @@ class ReadingServer(ScriptedServer):
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "away\n")
         return super()._http(connection, request)
 
-    async def _create(self, connection: ServerConnection, message: dict[str, Any]) -> None:
-        if not _is_partial(message):
-            await super()._create(connection, message)
-            return
+    async def _read_along(self, connection: ServerConnection, message: dict[str, Any]) -> None:
         await self.goes_on.wait()
-        if self.refuses is not None:
-            refused = {"type": "error", "status": 400, "error": self.refuses}
-            await _send(connection, message, {**refused, "chatrt": {"partial": True}})
+        if self.refuses is None:
+            await super()._read_along(connection, message)
             return
-        response = response_object("resp_half", message, message.get("previous_response_id"))
-        response["metadata"] = message["metadata"]
-        await _send(connection, message, {"type": "response.created", "response": response})
-        response["status"] = "completed"
-        await _send(connection, message, {"type": "response.completed", "response": response})
-
-
-def _is_partial(message: dict[str, Any]) -> bool:
-    return bool(message.get("chatrt", {}).get("partial")) and message["generate"] is False
-
-
-async def _send(
-    connection: ServerConnection, message: dict[str, Any], event: dict[str, Any]
-) -> None:
-    lane = {"stream_id": message["stream_id"]}
-    await connection.send(msgspec.json.encode({**event, **lane}).decode())
+        refused = {"type": "error", "status": 400, "error": self.refuses}
+        told = {**refused, "chatrt": {"partial": True}, "stream_id": message["stream_id"]}
+        await connection.send(msgspec.json.encode(told).decode())
