@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 # TORCH chooses the build, for example: make chat TORCH="torch==2.13.0+cpu"
 TORCH ?= torch>=2.11,<2.14
 STAMPS := $(VENV)/.stamps
+# What chatrt is measured against lives apart from it.
+PEERS := .venv-peers
 
-.PHONY: chat test check check-native check-speculation check-living format bench clean
+.PHONY: chat test check check-native check-speculation check-living format bench bench-peers clean
 
 chat: $(STAMPS)/serve
 	@$(BIN)/chatrt kernels --quiet-if-present
@@ -50,13 +52,21 @@ format: $(STAMPS)/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMPS)/serve
+# README's figures and plots, measured anew: most of an hour, on a machine that does nothing else.
+# llama.cpp is among them behind `make bench-peers`.
+bench: $(STAMPS)/bench
 	@$(BIN)/chatrt kernels --quiet-if-present
 	@$(BIN)/chatrt pull --quiet-if-present
-	$(BIN)/chatrt bench sessions
+	$(BIN)/chatrt bench all build/bench --readme README.md --plots docs/plots
+
+# The same conversations in llama.cpp and transformers, from an environment of their own.
+bench-peers: $(STAMPS)/serve $(PEERS)/.installed
+	@$(BIN)/chatrt kernels --quiet-if-present
+	@$(BIN)/chatrt pull --quiet-if-present
+	$(BIN)/chatrt bench peers
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(PEERS)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("chatrt needs Python 3.11 or newer, this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
@@ -67,6 +77,17 @@ $(STAMPS)/serve: pyproject.toml | $(VENV)/bin/python
 	@echo 'installing what serving needs into $(VENV) (a minute or more; torch is large)'
 	@$(BIN)/python -m pip install '$(TORCH)' -e '.[serve]'
 	@touch $@
+
+$(PEERS)/.installed: | $(VENV)/bin/python
+	@echo 'installing llama-cpp-python and transformers into $(PEERS) (llama.cpp is compiled: some minutes, and a C++ compiler)'
+	@$(BIN)/python -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install '$(TORCH)' 'transformers>=5.0,<6' 'accelerate>=1.0' 'gguf>=0.17' 'llama-cpp-python>=0.3.16,<0.4'
+	@touch $@
+
+$(STAMPS)/bench: pyproject.toml | $(VENV)/bin/python
+	@echo 'installing what measuring needs into $(VENV) (a minute or more; torch is large)'
+	@$(BIN)/python -m pip install '$(TORCH)' -e '.[serve,bench]'
+	@touch $@ $(STAMPS)/serve
 
 $(STAMPS)/test: pyproject.toml | $(VENV)/bin/python
 	@echo 'installing what the tests need into $(VENV) (a minute or more; torch is large)'

@@ -18,6 +18,7 @@
     ├── StoreError                  the conversation store cannot be read or written
     ├── ArchiveError                the folder for KV pages on disk cannot be used
     │   └── FolderInUse             another process has it
+    ├── PeerFailed                  another runtime that chatrt is measured against cannot go on
     └── ServerUnavailable           a server cannot be reached or started (exit code 1)
 
 Knows: the tree, and the code that each error has on the wire.
@@ -146,6 +147,12 @@ class ArchiveError(ChatrtError):
 
 class FolderInUse(ArchiveError):
     """Another process keeps its KV pages in this folder."""
+
+
+class PeerFailed(ChatrtError):
+    """A peer's process crashed, hung, or could not do what it was asked."""
+
+    code = "peer_failed"
 
 
 class ServerUnavailable(ChatrtError):

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 # What describes a run instead of being measured by it.
-_NOT_FIGURES = ("samples", "settings", "machine", "versions", "git", "warm_up", "schema", "seed")
+_NOT_FIGURES = (
+    *("samples", "by_session", "settings", "machine", "versions", "git", "warm_up", "schema"),
+    "seed",
+)
 _LEFT_OUT = ("n", "max")  # of a distribution: how much was measured, and its one worst value
 
 

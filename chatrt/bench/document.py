@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 
 import chatrt
 
@@ -48,7 +49,9 @@ def new_document(benchmark: str, *, seed: int, device: Device | None) -> dict[st
         "num_threads": None if device is None else device.num_threads,
         "machine": {
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "processor": processor_name(),
             "num_cores": os.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
         },
         "versions": versions(),
         "seed": seed,
@@ -73,6 +76,17 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[name] = None
     return found
+
+
+def processor_name() -> str | None:
+    """What the processor calls itself; None where nothing says it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or None
 
 
 def git_revision(file: Path) -> dict[str, Any] | None:

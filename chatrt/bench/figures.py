@@ -11,13 +11,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from chatrt.bench.sessions import KINDS
+from chatrt.bench.goodput import Goodput, SessionSummary, Targets, goodput, session_summaries
+from chatrt.bench.turn_sample import ABANDONED, CANCELLED, KINDS
 from chatrt.percentiles import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from chatrt.bench.sessions import TurnSample
+    from chatrt.bench.turn_sample import TurnSample
 
 FIRST_BUCKET_TOKENS = 128
 P99_NEEDS = 100  # below that many values a p99 is little more than the largest
@@ -62,8 +63,10 @@ class SessionFigures:
     `ttft_ms` and `gap_ms` are the client's, `server_ttft_ms`, `stages_ms` (medians) and `tpot_ms`
     the server's; `client_minus_server_ms` is what the way between them takes, turn by turn.
     `cached_fraction` is cached over input tokens, with `all` for all kinds together. `turns` counts
-    those that ended well, `failed` those that did not, `failures` says of what, `not_run` counts
-    turns that were planned and never ended.
+    those that went as planned, `failed` those that did not, `failures` says of what, `not_run`
+    counts turns that were planned and never ended. `cancelled` and `abandoned` turns are among
+    `turns`. `late_ms` is how much later than due turns were sent. `restored_nothing` counts turns
+    behind a restart for which the server brought no page back.
     """
 
     turns: int
@@ -78,10 +81,20 @@ class SessionFigures:
     gap_ms: Distribution
     cached_fraction: dict[str, float | None]
     ttft_by_history_tokens: tuple[HistoryBucket, ...]
+    goodput: Goodput
+    by_session: tuple[SessionSummary, ...]
+    late_ms: Distribution
+    cancelled: int
+    cancel_ms: Distribution
+    abandoned: int
+    restored_nothing: int
 
 
-def session_figures(samples: Sequence[TurnSample], *, num_planned: int) -> SessionFigures:
-    """The figures of `samples`; `num_planned` turns were to be run."""
+def session_figures(
+    samples: Sequence[TurnSample], *, num_planned: int, targets: Targets | None = None
+) -> SessionFigures:
+    """The figures of `samples`; `num_planned` turns were to be run, `targets` None is the usual."""
+    targets = targets or Targets()
     good = [sample for sample in samples if sample.error is None]
     by_kind = {kind: [sample for sample in good if sample.kind == kind] for kind in KINDS}
     failures = Counter(sample.error for sample in samples if sample.error is not None)
@@ -94,11 +107,7 @@ def session_figures(samples: Sequence[TurnSample], *, num_planned: int) -> Sessi
         server_ttft_ms={
             k: Distribution.of(s.server_ttft_ms for s in ss) for k, ss in by_kind.items()
         },
-        client_minus_server_ms=Distribution.of(
-            s.ttft_ms - s.server_ttft_ms
-            for s in good
-            if s.ttft_ms is not None and s.server_ttft_ms is not None
-        ),
+        client_minus_server_ms=Distribution.of(s.client_minus_server_ms for s in good),
         stages_ms={kind: _median_stages(ss) for kind, ss in by_kind.items()},
         tpot_ms=Distribution.of(s.tpot_ms for s in good),
         gap_ms=Distribution.of(gap for s in good for gap in s.gaps_ms),
@@ -107,6 +116,13 @@ def session_figures(samples: Sequence[TurnSample], *, num_planned: int) -> Sessi
             "all": _cached_fraction(good),
         },
         ttft_by_history_tokens=_by_history(good),
+        goodput=goodput(samples, targets),
+        by_session=session_summaries(samples, targets),
+        late_ms=Distribution.of(s.late_ms for s in good),
+        cancelled=sum(s.status == CANCELLED for s in good),
+        cancel_ms=Distribution.of(s.cancel_ms for s in good),
+        abandoned=sum(s.status == ABANDONED for s in good),
+        restored_nothing=sum(s.after_restart and not s.restored_tokens for s in good),
     )
 
 

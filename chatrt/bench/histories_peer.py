@@ -1,117 +1,110 @@
 """llama.cpp on the same file: its own time to the first token of a follow-up, prefix cache on.
 
-Knows: llama-cpp-python where it is installed, everyday words.
-Does not know: chatrt's server. Invariant: one Llama object lives through the run, so that a
-follow-up finds the history's keys and values, as its own prefix match allows.
-Cost: a prefill of the history for each measurement, in this process.
+Knows: the peer's process, everyday words.
+Does not know: chatrt's server. Invariant: one process lives through the run, so that a follow-up
+finds the history's keys and values, as its own prefix match allows. A peer that fails takes no
+further part; what it had measured counts, and `failure` says why.
+Cost: a prefill of the history for each measurement, in its process.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import time
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from chatrt.bench.peers_process import PeerProcess
 from chatrt.bench.workload import sentence
-from chatrt.errors import InvalidValue
+from chatrt.errors import InvalidValue, PeerFailed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from chatrt.bench.histories import HistoriesOptions
+    from chatrt.bench.peers_process import PeerAnswer
 
-_PACKAGE = "llama_cpp"
+_ENGINE = "llama_cpp"
 # Its template and everyday words come to about a token a word, as they do for the server.
 _OVERHEAD_TOKENS = 30
+# Behind the longest history: both answers, the follow-up, the template.
+_ROOM_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSample:
     """A first turn as long as `history`, and a follow-up behind it; milliseconds to the first text.
 
-    None where an answer had no text.
+    For an answer that had no text, because the model ended it at once, until it ended.
     """
 
     history: int
     repetition: int
     history_tokens: int
-    cold_ms: float | None
-    ttft_ms: float | None
-
-
-def require_peer(path: Path | None) -> Path:
-    """The file for llama.cpp.
-
-    Raises:
-        InvalidValue: llama-cpp-python is not installed, or the model is no GGUF file.
-    """
-    if importlib.util.find_spec(_PACKAGE) is None:
-        raise InvalidValue("--peer needs llama-cpp-python, which is not installed")
-    if path is None or path.suffix != ".gguf":
-        raise InvalidValue(f"--peer needs a GGUF file on this machine, the model is {path}")
-    return path
+    cold_ms: float
+    ttft_ms: float
 
 
 class LlamaPeer:
-    """One model in llama.cpp.
+    """One model in llama.cpp; `samples` and `failure` are what it has come to.
 
     Args:
         path: The GGUF file.
         options: Lengths of texts and answers, as the server is asked.
+        python: The interpreter that has llama-cpp-python.
         num_threads: Threads that compute.
-        max_context: Tokens.
+
+    Raises:
+        InvalidValue: llama-cpp-python is not installed there, or the model is no GGUF file.
+        PeerFailed: It cannot load the model.
     """
 
     def __init__(
-        self, path: Path, options: HistoriesOptions, *, num_threads: int, max_context: int
+        self, path: Path, options: HistoriesOptions, *, python: Path, num_threads: int
     ) -> None:
-        package: Any = importlib.import_module(_PACKAGE)
+        if path.suffix != ".gguf":
+            raise InvalidValue(f"--peer needs a GGUF file, the model is {path}")
         self.samples: list[PeerSample] = []
+        self.failure: str | None = None
         self._options = options
-        self._llama = package.Llama(
-            model_path=str(path),
-            n_ctx=max_context,
-            n_threads=num_threads,
-            n_threads_batch=num_threads,
-            seed=options.seed,
-            verbose=False,
-        )
+        self._process = PeerProcess(_ENGINE, python, num_threads=num_threads)
+        try:
+            missing = self._process.find(path).missing
+            if missing:
+                raise InvalidValue(
+                    f"--peer needs {' and '.join(missing)}, which --peer-python lacks "
+                    "(make bench-peers installs it)"
+                )
+            room = max(options.histories) + _ROOM_TOKENS
+            self._process.load(path, max_context=room, seed=options.seed)
+        except BaseException:
+            self._process.close()
+            raise
 
     def measure(self, history: int, repetition: int) -> None:
-        """Take one sample."""
+        """Take one sample; nothing behind a failure."""
+        if self.failure is not None:
+            return
         random = Random(f"{self._options.seed}/llama.cpp/{history}/{repetition}")
         words = sentence(random, max(1, history - _OVERHEAD_TOKENS))
         messages = [{"role": "user", "content": f"{history}/{repetition}: {words}"}]
-        answer, cold_ms = self._turn(messages)
-        num_tokens = int(self._llama.n_tokens)
-        messages += [
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": sentence(random, self._options.message_words)},
-        ]
-        _, ttft_ms = self._turn(messages)
-        self.samples.append(PeerSample(history, repetition, num_tokens, cold_ms, ttft_ms))
+        try:
+            first = self._turn(messages)
+            messages += [
+                {"role": "assistant", "content": first.text},
+                {"role": "user", "content": sentence(random, self._options.message_words)},
+            ]
+            second = self._turn(messages)
+        except PeerFailed as error:
+            self.failure = error.message
+            return
+        num_tokens = first.prompt_tokens + first.output_tokens
+        self.samples.append(
+            PeerSample(history, repetition, num_tokens, first.ttft_ms, second.ttft_ms)
+        )
 
     def close(self) -> None:
-        """Give its memory back."""
-        self._llama.close()
+        """End its process."""
+        self._process.close()
 
-    def _turn(self, messages: list[dict[str, str]]) -> tuple[str, float | None]:
-        """The answer and the time to its first text."""
-        pieces: list[str] = []
-        ttft_ms = None
-        started_ns = time.perf_counter_ns()
-        for chunk in self._llama.create_chat_completion(
-            messages=messages,
-            max_tokens=self._options.max_output_tokens,
-            temperature=0.0,
-            stream=True,
-        ):
-            text = chunk["choices"][0]["delta"].get("content")
-            if text:
-                if ttft_ms is None:
-                    ttft_ms = (time.perf_counter_ns() - started_ns) / 1e6
-                pieces.append(text)
-        return "".join(pieces), ttft_ms
+    def _turn(self, messages: list[dict[str, str]]) -> PeerAnswer:
+        return self._process.chat(messages, max_tokens=self._options.max_output_tokens)

@@ -42,7 +42,7 @@ _DEFINITIONS = (
     "computed: prompt tokens that the turn itself had to compute. "
     "restore ÷ cold: its restore stage ÷ the prefill stage of a cold turn of that length.",
     "published: measured elsewhere, another run on another day, prefix cache on. this run: its own "
-    "chat completion in this process, in turns with ours, from the call to the first text.",
+    "chat completion in its own process, in turns with ours, from the call to the first text.",
 )
 
 

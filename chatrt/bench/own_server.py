@@ -97,7 +97,9 @@ def own_server(
         try:
             yield OwnServer(start, own)
         finally:
-            stop_server(own)
+            stopped = stop_server(own)
+            if stopped is not None:  # it closes files for a moment after it has stopped answering
+                _wait_gone(stopped.pid)
 
 
 def _settings(settings: Settings, own: Paths) -> Settings:
@@ -115,6 +117,11 @@ def _kill(pid: int) -> None:
     """End a process at once and wait until it is gone; it is a child of this one."""
     # Windows has no SIGKILL; every signal ends a process there at once.
     os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+    _wait_gone(pid)
+
+
+def _wait_gone(pid: int) -> None:
+    """Wait until a child of this process is gone; Windows cannot."""
     if hasattr(os, "waitpid"):
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)

@@ -17,7 +17,7 @@ from chatrt.bench.document import encode_line
 from chatrt.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.figure import Figure
@@ -33,8 +33,16 @@ def require_matplotlib() -> None:
         raise InvalidValue("--plot needs matplotlib: install chatrt with its extra [bench]")
 
 
-def draw_document(document: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw every plot of a document into `folder`, made if need be; the files that were written.
+def draw_document(
+    document: Mapping[str, Any],
+    folder: Path,
+    *,
+    only: Collection[str] | None = None,
+    suffixes: Sequence[str] = ("png", "svg"),
+) -> list[Path]:
+    """Draw the plots of a document into `folder`, made if need be; the files that were written.
+
+    `only` are names of plots, all of the document's if None.
 
     Raises:
         InvalidValue: matplotlib is not installed.
@@ -48,8 +56,8 @@ def draw_document(document: Mapping[str, Any], folder: Path) -> list[Path]:
     saved = msgspec.json.decode(encode_line(document), type=dict[str, Any])
     written = []
     for theme in THEMES:
-        for name, figure in _figures(saved, theme).items():
-            for suffix in ("png", "svg"):
+        for name, figure in _figures(saved, theme, only).items():
+            for suffix in suffixes:
                 path = folder / f"{document['benchmark']}-{name}-{theme.name}.{suffix}"
                 # The date would make the same plot another file each time.
                 date = {"Date": None} if suffix == "svg" else None
@@ -58,7 +66,9 @@ def draw_document(document: Mapping[str, Any], folder: Path) -> list[Path]:
     return written
 
 
-def _figures(document: Mapping[str, Any], theme: Theme) -> dict[str, Figure]:
+def _figures(
+    document: Mapping[str, Any], theme: Theme, only: Collection[str] | None
+) -> dict[str, Figure]:
     """The plots that the document has values for, by name."""
     from chatrt.bench import plots_stall, plots_step, plots_ttft
 
@@ -79,5 +89,9 @@ def _figures(document: Mapping[str, Any], theme: Theme) -> dict[str, Figure]:
         "step": {"decode-by-rows": plots_step.decode_by_rows},
         "speculation": {"acceptance-by-position": plots_step.acceptance_by_position},
     }
-    drawn = {name: draw(document, theme) for name, draw in plots[document["benchmark"]].items()}
+    drawn = {
+        name: draw(document, theme)
+        for name, draw in plots[document["benchmark"]].items()
+        if only is None or name in only
+    }
     return {name: figure for name, figure in drawn.items() if figure is not None}

@@ -1,10 +1,12 @@
-"""What speculation is judged on: chat prompts of eight kinds, ours or those of a person's own file.
+"""What people say, for measurements: chat prompts of eight kinds, or those of a person's own file.
 
 Knows: the bundled prompts, and three forms of a prompt file: ours (JSON Lines), MT-Bench's (JSON
 Lines) and ShareGPT's (one JSON list).
 Does not know: models, templates, tokens, how an answer is measured.
 Invariant: ids are unique within one load, and no prompt's text is empty. The order is fixed:
 bundled prompts take turns between the kinds, those of a file stay as they lie in it.
+A prompt is one message to be answered, a conversation all that its person says: both are read from
+the same lines by the same code.
 Cost: the file is read and decoded in one go.
 Source: the bundled prompts were written by hand for this purpose. No draft may be trained on them.
 """
@@ -47,6 +49,14 @@ class Prompt:
     kind: str
     text: str
     history: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a person says in one conversation, message by message, and the prompt made of it."""
+
+    texts: tuple[str, ...]
+    prompt: Prompt
 
 
 class _Said(msgspec.Struct):
@@ -96,13 +106,17 @@ def bundled_prompts(
             raise InvalidValue(f"kind is {kind!r}, it must be one of {', '.join(KINDS)}")
     if per_kind is not None and per_kind < 1:
         raise InvalidValue(f"per_kind is {per_kind}, it must be at least 1")
-    data = (resources.files("chatrt.bench") / "data" / "prompts.jsonl").read_bytes()
     by_kind: defaultdict[str, list[Prompt]] = defaultdict(list)
-    for prompt in _json_lines(data, "prompts.jsonl"):
-        by_kind[prompt.kind].append(prompt)
+    for conversation in _bundled():
+        by_kind[conversation.prompt.kind].append(conversation.prompt)
     wanted = [by_kind[kind][:per_kind] for kind in KINDS if kinds is None or kind in kinds]
     rounds = itertools.zip_longest(*wanted)
     return tuple(prompt for each in rounds for prompt in each if prompt is not None)
+
+
+def bundled_conversations() -> tuple[Conversation, ...]:
+    """All bundled conversations; those of several turns come first, else in the file's order."""
+    return tuple(sorted(_bundled(), key=lambda conversation: -len(conversation.texts)))
 
 
 def load_prompts(path: Path) -> tuple[Prompt, ...]:
@@ -120,47 +134,70 @@ def load_prompts(path: Path) -> tuple[Prompt, ...]:
             entry) is in none of these forms, or two lines have one id. The message has the file,
             and the line or entry where it is one.
     """
+    return tuple(conversation.prompt for conversation in load_conversations(path))
+
+
+def load_conversations(path: Path) -> tuple[Conversation, ...]:
+    """The conversations of a file, in its order: forms, what is passed over and errors are those of
+    `load_prompts`.
+
+    All that the person says is taken, in order: of our form the `user` messages of the history and
+    the text, of MT-Bench all turns, of ShareGPT all messages of the human. Blank ones are left out.
+    """
     try:
         data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise InvalidValue(f"{path} cannot be read: {error.strerror}") from error
     is_list = data.lstrip().startswith(b"[")
-    prompts = tuple(_share_gpt(data, str(path)) if is_list else _json_lines(data, str(path)))
-    if not prompts:
+    found = tuple(_share_gpt(data, str(path)) if is_list else _json_lines(data, str(path)))
+    if not found:
         raise InvalidValue(f"{path} holds no prompt")
-    [(commonest, count)] = Counter(prompt.id for prompt in prompts).most_common(1)
+    [(commonest, count)] = Counter(each.prompt.id for each in found).most_common(1)
     if count > 1:
         raise InvalidValue(f"{path} has {count} prompts with the id {commonest!r}")
-    return prompts
+    return found
 
 
-def _json_lines(data: bytes, name: str) -> Iterator[Prompt]:
+def _bundled() -> Iterator[Conversation]:
+    data = (resources.files("chatrt.bench") / "data" / "prompts.jsonl").read_bytes()
+    return _json_lines(data, "prompts.jsonl")
+
+
+def _json_lines(data: bytes, name: str) -> Iterator[Conversation]:
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
-            yield _line_prompt(line, f"{name}, line {number}")
+            yield _of_line(line, f"{name}, line {number}")
 
 
-def _line_prompt(line: bytes, where: str) -> Prompt:
+def _of_line(line: bytes, where: str) -> Conversation:
     fields = _decode(line, dict[str, msgspec.Raw], where)
     if "question_id" in fields:
         question = _decode(line, _MtBench, where)
         first = question.turns[0] if question.turns else ""
-        return _prompt(str(question.question_id), question.category, first, where)
+        prompt = _prompt(str(question.question_id), question.category, first, where)
+        return Conversation(_not_blank(question.turns), prompt)
     own = _decode(line, _Own, where)
-    return _prompt(own.id, own.kind, own.text, where, own.history)
+    prompt = _prompt(own.id, own.kind, own.text, where, own.history)
+    before = [said.text for said in own.history if said.role == "user"]
+    return Conversation(_not_blank([*before, own.text]), prompt)
 
 
-def _share_gpt(data: bytes, name: str) -> Iterator[Prompt]:
+def _share_gpt(data: bytes, name: str) -> Iterator[Conversation]:
     taken: set[str] = set()
     for number, entry in enumerate(_decode(data, list[msgspec.Raw], name), start=1):
         where = f"{name}, entry {number}"
         conversation = _decode(bytes(entry), _ShareGpt, where)
         prompt_id = str(conversation.id)
-        said = (each.value for each in conversation.conversations if each.speaker in _HUMAN)
-        first = next(filter(str.strip, said), None)
-        if first is not None and prompt_id not in taken:
+        said = _not_blank(
+            each.value for each in conversation.conversations if each.speaker in _HUMAN
+        )
+        if said and prompt_id not in taken:
             taken.add(prompt_id)
-            yield Prompt(prompt_id, _SHAREGPT_KIND, first)
+            yield Conversation(said, Prompt(prompt_id, _SHAREGPT_KIND, said[0]))
+
+
+def _not_blank(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(text for text in texts if text.strip())
 
 
 def _prompt(

@@ -2,7 +2,8 @@
 
 Knows: pseudo-terminals, the few control sequences with which Textual paints.
 Does not know: chatrt. Colours and wide characters are of no interest here.
-Invariant: the program has ended when the context does.
+Invariant: the program has ended when the context does. Only where there are pseudo-terminals: not
+on Windows.
 """
 
 from __future__ import annotations
@@ -20,13 +21,11 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tests.support import time_scale
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-NUM_COLUMNS, NUM_ROWS = 100, 30
 _READ_BYTES = 65536
+_LOOK_S = 0.05  # how often a condition is looked at though nothing is written
 _TOKEN = re.compile(
     r"\x1b\[(?P<row>\d*);?(?P<column>\d*)H"  # the cursor goes there
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1bP[^\x1b]*\x1b\\|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[^\[\]P]"
@@ -37,8 +36,8 @@ _TOKEN = re.compile(
 class Screen:
     """What stands where, after all that was written."""
 
-    def __init__(self) -> None:
-        self._cells = [[" "] * NUM_COLUMNS for _ in range(NUM_ROWS)]
+    def __init__(self, num_rows: int, num_columns: int) -> None:
+        self._cells = [[" "] * num_columns for _ in range(num_rows)]
         self._row = self._column = 0
         self._unread = ""
 
@@ -68,7 +67,7 @@ class Screen:
         elif token["control"] == "\r":
             self._column = 0
         for character in token["text"] or "":
-            if self._row < NUM_ROWS and self._column < NUM_COLUMNS:
+            if self._row < len(self._cells) and self._column < len(self._cells[0]):
                 self._cells[self._row][self._column] = character
             self._column += 1
 
@@ -76,10 +75,10 @@ class Screen:
 class Terminal:
     """The program's keyboard and screen."""
 
-    def __init__(self, ours: int) -> None:
+    def __init__(self, ours: int, screen: Screen) -> None:
         self._ours = ours
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.screen = Screen()
+        self.screen = screen
 
     def press(self, keys: str) -> None:
         """Send keys, as a terminal does."""
@@ -97,12 +96,19 @@ class Terminal:
         while (left_s := end_s - time.monotonic()) > 0:
             self._read(left_s)
 
-    def until(self, seen: Callable[[Screen], object], what: str, within_s: float = 10.0) -> None:
-        """Read until `seen(screen)` is true."""
-        end_s = time.monotonic() + within_s * time_scale()
+    def until(self, seen: Callable[[Screen], object], what: str, *, within_s: float) -> None:
+        """Read until `seen(screen)` is true.
+
+        Raises:
+            TimeoutError: `what` was not to be seen in time; the screen is told.
+        """
+        end_s = time.monotonic() + within_s
         while not seen(self.screen):
-            assert time.monotonic() < end_s, f"{what}, on this screen:\n{self.screen}"
-            self._read(0.05)
+            if time.monotonic() >= end_s:
+                raise TimeoutError(
+                    f"{what}: not within {within_s:g} s, on this screen:\n{self.screen}"
+                )
+            self._read(_LOOK_S)
 
     def _read(self, within_s: float) -> None:
         if select.select([self._ours], [], [], within_s)[0]:
@@ -110,10 +116,16 @@ class Terminal:
 
 
 @contextmanager
-def in_a_terminal(arguments: Sequence[str], env: Mapping[str, str]) -> Iterator[Terminal]:
+def in_a_terminal(
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    num_rows: int = 30,
+    num_columns: int = 100,
+) -> Iterator[Terminal]:
     """Run a program; it is killed at the end if it has not ended."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", NUM_ROWS, NUM_COLUMNS, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", num_rows, num_columns, 0, 0))
     own = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
     process = subprocess.Popen(
         arguments,
@@ -124,7 +136,7 @@ def in_a_terminal(arguments: Sequence[str], env: Mapping[str, str]) -> Iterator[
         start_new_session=True,
     )
     try:
-        yield Terminal(ours)
+        yield Terminal(ours, Screen(num_rows, num_columns))
     finally:
         process.kill()
         process.wait()

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chatrt.bench.figures import P99_NEEDS
+from chatrt.bench.turn_sample import ABANDONED, CANCELLED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,16 +24,21 @@ if TYPE_CHECKING:
 
     from chatrt.bench.bookkeeping import BookkeepingFigures
     from chatrt.bench.figures import Distribution, SessionFigures
-    from chatrt.bench.sessions import TurnSample
+    from chatrt.bench.goodput import Goodput, SessionSummary
+    from chatrt.bench.metrics_cost import MetricsCost
+    from chatrt.bench.turn_sample import TurnSample
 
 NO_VALUE = "-"
 _TURN = ("turn", "kind")
+_MARKS = {CANCELLED: "c", ABANDONED: "a"}
+LATE_MS = 5.0  # a client that is later than that says so: its own figures are in doubt
 _NARROW = (0, 0)  # the widest tables fit in 80 columns
 _DEFINITIONS = (
     "TTFT (client): request frame handed to the socket → first text delta read off the socket, "
     "before parsing. Server: request read off the socket → first delta handed to the transport.",
-    "cold: nothing cached but the template's own start. warm: follow-up on a resident tip. "
-    "forked: branch of a shared prefix.",
+    "cold: nothing cached but the template's own start and what all sessions share. warm: "
+    "follow-up on a resident tip. forked: branch of a shared prefix. restored: pages brought back "
+    "from host memory or disk.",
     "TPOT: (last token − first token) / (tokens − 1), server. "
     "Chunk gap: between two deltas as they arrive, client; a chunk may hold several tokens.",
     f"Percentiles are nearest-rank; p99 is greyed below n = {P99_NEEDS}.",
@@ -52,20 +58,25 @@ def sessions_report(
         _tokens_table(figures),
         _history_table(figures),
         _stages_table(figures),
+        _goodput_table(figures.goodput),
     ]
     if per_session:
         ordered = sorted(samples, key=lambda s: (s.session_index, s.turn_index))
         parts += [_turns_table(ordered), _turn_stages_table(ordered)]
+        parts.append(_sessions_table(figures.by_session))
     failures = failure_lines(figures.failures, figures.failed, figures.not_run, figures.turns)
     parts.extend(Text(line, style="red") for line in failures)
-    parts.extend(Text(line, style="dim") for line in (*notes, *_DEFINITIONS))
+    lines = (*_what_else_happened(figures), *notes, *_DEFINITIONS)
+    parts.extend(Text(line, style="dim") for line in lines)
     return Group(*parts)
 
 
 def bookkeeping_report(
-    figures: Mapping[int, BookkeepingFigures], bars_us: Mapping[int, float]
+    figures: Mapping[int, BookkeepingFigures],
+    bars_us: Mapping[int, float],
+    metrics: MetricsCost | None = None,
 ) -> RenderableType:
-    """The table of `bench bookkeeping`."""
+    """The tables of `bench bookkeeping`; `metrics` is what they add to a step."""
     table = new_table("Bookkeeping of one step (µs, medians; model stubbed)")
     for name in ("sessions", "plan", "batch", "commit", "together", "at most"):
         table.add_column(name, justify="right")
@@ -78,6 +89,21 @@ def bookkeeping_report(
             Text(f"{one.total_us:.1f}", style="red" if over else ""),
             NO_VALUE if bar_us is None else f"{bar_us:.0f}",
         )
+    return table if metrics is None else Group(table, _metrics_table(metrics))
+
+
+def _metrics_table(cost: MetricsCost) -> Table:
+    table = new_table(
+        f"Metrics of one step of {cost.num_streams} streams (µs, medians; model stubbed; "
+        f"each turn has {cost.tokens_per_turn} chunks)"
+    )
+    for name in ("chunks", "turns' ends", "engine's note", "together", "at most"):
+        table.add_column(name, justify="right")
+    table.add_row(
+        *(f"{value:.1f}" for value in (cost.chunks_us, cost.turns_us, cost.notes_us)),
+        Text(f"{cost.total_us:.1f}", style="" if cost.within else "red"),
+        f"{cost.at_most_us:.0f}",
+    )
     return table
 
 
@@ -117,6 +143,9 @@ def _tokens_table(figures: SessionFigures) -> Table:
     table.add_row("TPOT", *distribution_cells(figures.tpot_ms))
     table.add_row("chunk gap", *distribution_cells(figures.gap_ms))
     table.add_row("client TTFT - server TTFT", *distribution_cells(figures.client_minus_server_ms))
+    table.add_row("sent later than due", *distribution_cells(figures.late_ms))
+    if figures.cancelled:
+        table.add_row("cancel → end of the answer", *distribution_cells(figures.cancel_ms))
     return table
 
 
@@ -143,8 +172,64 @@ def _stages_table(figures: SessionFigures) -> Table:
     return table
 
 
+def _goodput_table(goodput: Goodput) -> Table:
+    table = new_table(
+        f"Goodput (TTFT ≤ {goodput.ttft_target_ms:g} ms and TPOT ≤ {goodput.tpot_target_ms:g} ms)"
+    )
+    table.add_column("")
+    for name in ("n", "meet both", "share", "per second"):
+        table.add_column(name, justify="right")
+    per_second = NO_VALUE if goodput.turns_per_s is None else f"{goodput.turns_per_s:.2f}"
+    for name, number, good, share, rate in (
+        ("turns", goodput.turns, goodput.good_turns, goodput.turns_share, per_second),
+        ("sessions", goodput.sessions, goodput.good_sessions, goodput.sessions_share, ""),
+    ):
+        cell = NO_VALUE if share is None else f"{share:.1%}"
+        table.add_row(name, str(number), str(good), cell, rate)
+    return table
+
+
+def _what_else_happened(figures: SessionFigures) -> list[str]:
+    """What a person may not expect of the tables above."""
+    lines = []
+    if figures.cancelled or figures.abandoned:
+        lines.append(
+            f"{figures.cancelled} turns were cancelled and {figures.abandoned} left in mid-answer, "
+            "as planned: their TTFT counts."
+        )
+    if figures.restored_nothing:
+        lines.append(
+            f"For {figures.restored_nothing} turns behind the restart no page was brought back."
+        )
+    late_ms = figures.late_ms.p99
+    if late_ms is not None and late_ms > LATE_MS:
+        lines.append(
+            f"The client itself was late: it sent turns up to {late_ms:.1f} ms (p99) after they "
+            "were due."
+        )
+    return lines
+
+
+def _sessions_table(summaries: Sequence[SessionSummary]) -> Table:
+    table = new_table("Sessions (ms)")
+    headings = ("session", "turns", "TTFT p50", "TTFT worst", "TPOT p50", "meet both", "all do")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for one in summaries:
+        table.add_row(
+            str(one.session_index),
+            str(one.turns),
+            milliseconds(one.ttft_p50_ms),
+            milliseconds(one.ttft_worst_ms),
+            milliseconds(one.tpot_ms),
+            str(one.good_turns),
+            "yes" if one.meets_targets else "no",
+        )
+    return table
+
+
 def _turns_table(samples: Sequence[TurnSample]) -> Table:
-    table = new_table("Turns, as session.turn (ms)", padding=_NARROW)
+    table = new_table("Turns, as session.turn (ms; c: cancelled, a: abandoned)", padding=_NARROW)
     counts = ("history", "input", "cached", "ahead")
     for heading in (*_TURN, *counts, "TTFT", "server", "TPOT", "gap p50", "gap max"):
         table.add_column(heading, justify="left" if heading == "kind" else "right", no_wrap=True)
@@ -178,7 +263,8 @@ def _turn_stages_table(samples: Sequence[TurnSample]) -> Table:
 
 
 def _turn_cells(sample: TurnSample) -> tuple[str, str]:
-    return f"{sample.session_index}.{sample.turn_index}", sample.kind
+    mark = _MARKS.get(sample.status, "")
+    return f"{sample.session_index}.{sample.turn_index}{mark}", sample.kind
 
 
 def failure_lines(failures: Mapping[str, int], failed: int, not_run: int, turns: int) -> list[str]:

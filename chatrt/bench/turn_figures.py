@@ -23,6 +23,7 @@ class TurnFigures:
     input_tokens: int = 0
     cached_tokens: int = 0
     typed_ahead_tokens: int = 0
+    restored_tokens: int = 0
     output_tokens: int = 0
     ttft_ms: float | None = None
     server_ttft_ms: float | None = None
@@ -35,12 +36,13 @@ class TurnFigures:
         """The figures of an answer that has ended."""
         usage, timing = result.usage, result.timing
         details = usage.get("input_tokens_details") or {}
-        speculation = timing.get("speculation") or {}
+        kv, speculation = timing.get("kv") or {}, timing.get("speculation") or {}
         steps = speculation.get("steps") or 0
         return cls(
             input_tokens=int(usage.get("input_tokens", 0)),
             cached_tokens=int(details.get("cached_tokens", 0)),
-            typed_ahead_tokens=int((timing.get("kv") or {}).get("typed_ahead_tokens", 0)),
+            typed_ahead_tokens=int(kv.get("typed_ahead_tokens", 0)),
+            restored_tokens=int(kv.get("restored_tokens", 0)),
             output_tokens=int(usage.get("output_tokens", 0)),
             ttft_ms=result.ttft_ms,
             server_ttft_ms=timing.get("ttft_ms"),

@@ -8,6 +8,7 @@ ends the run; a server that is not the bench's own is never killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,11 +24,13 @@ from chatrt.cli.bench_output import (
     SaveOption,
     changed_settings,
     counting_bar,
+    device_of,
     draw,
     require_plots,
     show,
     show_comparison,
 )
+from chatrt.cli.bench_peer_options import PeerPythonOption, local_model
 from chatrt.cli.bench_server import (
     ApiKeyFileOption,
     ModelOption,
@@ -40,7 +43,7 @@ from chatrt.cli.bench_server import (
 from chatrt.errors import ChatrtError, InvalidValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from rich.console import RenderableType
@@ -50,7 +53,6 @@ if TYPE_CHECKING:
     from chatrt.cli.bench_server import Measured, ServerChoice
 
 _SHORTEST_HISTORY = 32
-_PEER_ROOM_TOKENS = 512  # behind the longest history: both answers, the follow-up, the template
 
 
 def histories(
@@ -82,6 +84,7 @@ def histories(
         bool,
         typer.Option("--peer", help="llama.cpp on the same GGUF, in turns (llama-cpp-python)."),
     ] = False,
+    peer_python: PeerPythonOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the texts and of sampling.")] = 0,
     url: UrlOption = None,
     api_key_file: ApiKeyFileOption = None,
@@ -105,7 +108,7 @@ def histories(
     if peer and not choice.is_own:
         raise InvalidValue("--url and --peer exclude each other: the server's file is not known")
     options = HistoriesOptions(
-        histories=_lengths(histories),
+        histories=lengths_of(histories),
         repetitions=repetitions,
         message_words=message_words,
         max_output_tokens=max_output_tokens,
@@ -114,7 +117,8 @@ def histories(
         seed=seed,
     )
     run = _HistoriesRun(options, choice, restart=restart and choice.is_own, settle_s=settle_s)
-    document = run.play(with_peer=peer)
+    with run.peer(peer_python) if peer else contextlib.nullcontext():
+        document = run.play()
     show(run.report(document), document, as_json=json, save=save)
     draw(plot, document)
     if run.failure is not None:
@@ -142,7 +146,28 @@ class _HistoriesRun:
         self._peer: LlamaPeer | None = None
         self._model: str | None = None
 
-    def play(self, *, with_peer: bool) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def peer(self, python: Path | None) -> Iterator[None]:
+        """llama.cpp, which is ended afterwards.
+
+        Raises:
+            InvalidValue: It is not installed, or cannot read the model.
+            PeerFailed: It cannot load the model.
+        """
+        from chatrt.bench.histories_peer import LlamaPeer
+        from chatrt.bench.peers_process import default_peer_python
+
+        path = local_model(self._choice, needed_by="--peer")
+        num_threads = device_of(self._choice.resolved).num_threads
+        self._peer = LlamaPeer(
+            path, self._options, python=python or default_peer_python(), num_threads=num_threads
+        )
+        try:
+            yield
+        finally:
+            self._peer.close()
+
+    def play(self) -> dict[str, Any]:
         """Measure, and return the document.
 
         Raises:
@@ -150,12 +175,11 @@ class _HistoriesRun:
         """
         from chatrt.bench.document import new_document
 
-        path = self._peer_path() if with_peer else None
         with measured_server(self._choice) as server:
             document = new_document("histories", seed=self._options.seed, device=server.device)
             started = time.perf_counter()
             try:
-                self._measure(server, path)
+                self._measure(server)
             except KeyboardInterrupt:
                 self.interrupted = True
             except ChatrtError as error:
@@ -179,16 +203,16 @@ class _HistoriesRun:
         ]
         if self._restart:
             notes.append(f"The server was killed {self._settle_s:g} s after the last answer.")
+        if self._peer is not None and self._peer.failure is not None:
+            notes.append(f"{self._peer.failure}; it took no further part.")
         if self.interrupted:
             notes.insert(0, "Interrupted: these are the turns that had ended.")
         return histories_report(self._figures(), notes)
 
-    def _measure(self, server: Measured, peer_path: Path | None) -> None:
+    def _measure(self, server: Measured) -> None:
         from chatrt.bench.histories import HistoriesBench
 
         self._model = asyncio.run(model_of(server.endpoint)).get("id")
-        if peer_path is not None:
-            self._peer = self._new_peer(server, peer_path)
         with counting_bar("turns", self._num_planned) as advance:
             bench = HistoriesBench(
                 self._options,
@@ -200,8 +224,6 @@ class _HistoriesRun:
                 if self._restart:
                     self._continue_after_a_crash(server, bench)
             finally:
-                if self._peer is not None:
-                    self._peer.close()
                 if server.own is None:
                     asyncio.run(bench.delete(server.endpoint))
 
@@ -218,23 +240,6 @@ class _HistoriesRun:
             advance()
 
         return on_sample
-
-    def _peer_path(self) -> Path:
-        from chatrt.bench.histories_peer import require_peer
-
-        settings, paths = self._choice.resolved.settings, self._choice.paths
-        return require_peer(common.present_path(settings.model, paths.cache))
-
-    def _new_peer(self, server: Measured, path: Path) -> LlamaPeer:
-        from chatrt.bench.histories_peer import LlamaPeer
-
-        assert server.device is not None
-        return LlamaPeer(
-            path,
-            self._options,
-            num_threads=server.device.num_threads,
-            max_context=max(self._options.histories) + _PEER_ROOM_TOKENS,
-        )
 
     def _figures(self) -> Any:
         from chatrt.bench.histories_figures import histories_figures
@@ -268,13 +273,14 @@ class _HistoriesRun:
                 length: {**one.pop("cases"), **one} for length, one in by_history.items()
             },
             "samples": [dataclasses.asdict(sample) for sample in self.samples],
+            "peer_failure": None if self._peer is None else self._peer.failure,
             "peer_samples": None
             if self._peer is None
             else [dataclasses.asdict(sample) for sample in self._peer.samples],
         }
 
 
-def _lengths(text: str) -> tuple[int, ...]:
+def lengths_of(text: str) -> tuple[int, ...]:
     """The lengths of `260,920`, each once.
 
     Raises:

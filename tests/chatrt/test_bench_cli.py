@@ -56,6 +56,7 @@ async def test_a_table_comes_first_and_one_line_of_json_last() -> None:
         "cold": 2,
         "warm": 2,
         "forked": 2,
+        "restored": 0,
     }
     assert document["model"] == "scripted"
     assert (document["failed"], document["not_run"], document["interrupted"]) == (0, 0, False)

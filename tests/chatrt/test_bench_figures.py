@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from chatrt.bench.figures import Distribution, session_figures
-from chatrt.bench.sessions import Kind, TurnSample
+from chatrt.bench.goodput import Targets
+from chatrt.bench.turn_sample import Kind, TurnSample
 
 
 def sample(kind: Kind = "warm", **fields: object) -> TurnSample:
@@ -35,6 +38,7 @@ def test_times_to_first_token_go_by_kind() -> None:
         "cold": (1, 100.0, 100.0),
         "warm": (2, 10.0, 20.0),
         "forked": (1, 30.0, 30.0),
+        "restored": (0, None, None),
     }
     assert figures.server_ttft_ms["forked"].n == 0
     assert figures.client_minus_server_ms == Distribution(3, 1.0, 1.0, 1.0, 1.0)
@@ -62,6 +66,7 @@ def test_the_cached_fraction_is_of_tokens_not_of_turns() -> None:
         "cold": 0.0,
         "warm": 0.75,
         "forked": None,
+        "restored": None,
         "all": 0.6,
     }
 
@@ -99,3 +104,44 @@ def test_a_run_without_turns_has_figures() -> None:
     figures = session_figures([], num_planned=12)
     assert (figures.turns, figures.failed, figures.not_run) == (0, 0, 12)
     assert figures.cached_fraction["all"] is None
+
+
+def test_cancelled_and_left_turns_count_with_their_time_to_first_token() -> None:
+    samples = [
+        sample(status="cancelled", ttft_ms=10.0, cancel_ms=3.0),
+        sample(status="abandoned", ttft_ms=20.0),
+        sample(ttft_ms=30.0),
+    ]
+    figures = session_figures(samples, num_planned=3)
+    assert (figures.turns, figures.failed) == (3, 0)
+    assert (figures.cancelled, figures.abandoned) == (1, 1)
+    assert figures.ttft_ms["warm"].n == 3
+    assert figures.cancel_ms == Distribution(1, 3.0, 3.0, 3.0, 3.0)
+
+
+def test_what_lies_between_client_and_server_is_without_the_clients_own_delay() -> None:
+    times: dict[str, Any] = {"ttft_ms": 50.0, "server_ttft_ms": 9.0, "late_ms": 40.0}
+    samples = [sample(**times, from_due=True), sample(**times)]
+    figures = session_figures(samples, num_planned=2)
+    assert figures.client_minus_server_ms == Distribution(2, 1.0, 41.0, 41.0, 41.0)
+    assert figures.late_ms.max == 40.0
+
+
+def test_restored_turns_are_a_kind_and_those_without_pages_are_counted() -> None:
+    samples = [
+        sample("restored", ttft_ms=70.0, restored_tokens=320, after_restart=True),
+        sample("restored", ttft_ms=90.0, after_restart=True),
+        sample("restored", ttft_ms=80.0, restored_tokens=16),
+    ]
+    figures = session_figures(samples, num_planned=3)
+    assert (figures.ttft_ms["restored"].n, figures.ttft_ms["restored"].p50) == (3, 80.0)
+    assert figures.restored_nothing == 1
+
+
+def test_goodput_stands_under_the_targets_that_were_asked_for() -> None:
+    samples = [sample(ttft_ms=10.0, ended_ms=500.0)]
+    usual = session_figures(samples, num_planned=1).goodput
+    assert (usual.ttft_target_ms, usual.tpot_target_ms, usual.turns_per_s) == (200.0, 50.0, 2.0)
+    strict = session_figures(samples, num_planned=1, targets=Targets(5.0, 5.0))
+    assert strict.goodput.good_turns == 0
+    assert [one.meets_targets for one in strict.by_session] == [False]

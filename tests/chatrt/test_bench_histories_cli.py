@@ -57,6 +57,7 @@ async def test_histories_are_told_by_length_and_case() -> None:
     assert result.exit_code == 0, result.stderr
     assert "Time to first token by history" in result.stdout
     document = last_line(result.stdout)
+    assert document["failures"] == {}, document["failures"]
     assert document["benchmark"] == "histories"
     assert list(document["ttft_by_history_tokens"]) == ["64", "256"]
     row = document["ttft_by_history_tokens"]["64"]
@@ -100,8 +101,8 @@ async def test_plots_are_drawn_and_two_saved_runs_are_held_side_by_side(tmp_path
         where = ("--url", server.url, "--save", str(file), "--plot", str(plots), "--json")
         result = await invoke("stall", *where, *SHORT_STALL)
     assert result.exit_code == 0, result.stderr
-    assert f"drawn: {plots / 'stall-gaps.png'}" in result.stderr
-    assert (plots / "stall-gaps.svg").exists()
+    assert f"drawn: {plots / 'stall-gaps-dark.png'}" in result.stderr
+    assert (plots / "stall-gaps-light.svg").exists()
     compared = await invoke("stall", "--compare", str(file), str(file))
     assert compared.exit_code == 0, compared.stderr
     entries = last_line(compared.stdout)["entries"]

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chatrt.bench.prompts import KINDS, Prompt, bundled_prompts, load_prompts
+from chatrt.bench.prompts import (
+    KINDS,
+    Prompt,
+    bundled_conversations,
+    bundled_prompts,
+    load_conversations,
+    load_prompts,
+)
 from chatrt.errors import InvalidValue
 from chatrt.text.messages import Message
 
@@ -176,6 +183,54 @@ def test_an_id_that_comes_twice_is_refused_by_name(file: Path) -> None:
 def test_a_file_that_is_not_there_is_refused_by_name(file: Path) -> None:
     with pytest.raises(InvalidValue, match="prompts cannot be read: No such file"):
         load_prompts(file)
+
+
+def test_bundled_conversations_say_what_their_persons_say_those_of_several_turns_first() -> None:
+    conversations = bundled_conversations()
+    lengths = [len(conversation.texts) for conversation in conversations]
+    assert lengths == sorted(lengths, reverse=True)
+    assert sum(length > 1 for length in lengths) == 32
+    assert {each.prompt for each in conversations} == set(bundled_prompts())
+    for conversation in conversations:
+        prompt = conversation.prompt
+        before = [message.content for message in prompt.history if message.role == "user"]
+        assert conversation.texts == (*before, prompt.text)
+
+
+def test_conversations_of_our_own_form_are_the_persons_messages_in_order(file: Path) -> None:
+    history = [
+        {"role": "system", "text": "be brief"},
+        {"role": "user", "text": "hei"},
+        {"role": "assistant", "text": "Hei på deg!"},
+    ]
+    rows = [
+        {"id": "a", "kind": "norsk", "history": history, "text": "og så?"},
+        {"id": "b", "kind": "norsk", "text": "alene"},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert [each.texts for each in load_conversations(file)] == [("hei", "og så?"), ("alene",)]
+
+
+def test_conversations_of_an_mt_bench_file_have_all_their_turns(file: Path) -> None:
+    rows = [
+        {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
+        {"question_id": 82, "category": "math", "turns": ["three", " "]},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert [each.texts for each in load_conversations(file)] == [("one", "two"), ("three",)]
+
+
+def test_conversations_of_a_sharegpt_file_are_what_the_human_says(file: Path) -> None:
+    file.write_text(json.dumps(_SHARE_GPT), encoding="utf-8")
+    assert [each.texts for each in load_conversations(file)] == [("first", "second"), ("third",)]
+    assert [each.prompt.id for each in load_conversations(file)] == ["a_0", "c_0"]
+
+
+def test_a_bad_line_of_a_file_of_conversations_is_said_with_its_number(file: Path) -> None:
+    good = json.dumps({"question_id": 81, "category": "writing", "turns": ["one", "two"]})
+    file.write_text(f"{good}\n{good[:-3]}\n", encoding="utf-8")
+    with pytest.raises(InvalidValue, match=r"prompts, line 2: "):
+        load_conversations(file)
 
 
 def test_prompts_are_read_without_torch() -> None:

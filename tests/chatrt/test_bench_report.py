@@ -5,7 +5,7 @@ from rich.console import Console, RenderableType
 from chatrt.bench.bookkeeping import BookkeepingFigures
 from chatrt.bench.figures import session_figures
 from chatrt.bench.report import bookkeeping_report, sessions_report
-from chatrt.bench.sessions import TurnSample
+from chatrt.bench.turn_sample import TurnSample
 
 # TTFT, the server's, TPOT, median and largest gap
 TIMES = ["12.3", "11.5", "-", "4.50", "5.00"]
@@ -86,6 +86,46 @@ def test_the_widest_tables_fit_in_80_columns() -> None:
         console.print(report([wide], per_session=True))
     assert "…" not in capture.get()
     assert "12346" in capture.get()
+
+
+def test_goodput_has_its_targets_its_shares_and_its_rate() -> None:
+    samples = [sample(0, ended_ms=2000.0), sample(1, ended_ms=1000.0, ttft_ms=900.0)]
+    text = printed(report(samples))
+    assert "Goodput (TTFT ≤ 200 ms and TPOT ≤ 50 ms)" in text
+    assert line_of(text.partition("Goodput")[2], "turns   ") == ["turns", "2", "1", "50.0%", "0.50"]
+    assert line_of(text, "sessions") == ["sessions", "1", "0", "0.0%"]
+
+
+def test_every_session_is_summed_up_with_its_turns() -> None:
+    samples = [sample(0, ttft_ms=10.0), sample(1, ttft_ms=20.0), sample(2, ttft_ms=300.0)]
+    assert "Sessions (ms)" not in printed(report(samples))
+    rows = [line.split() for line in printed(report(samples, per_session=True)).splitlines()]
+    assert ["0", "3", "20.0", "300.0", "-", "2", "no"] in rows
+
+
+def test_turns_that_were_cut_are_marked_and_counted() -> None:
+    samples = [
+        sample(0, status="cancelled", cancel_ms=3.5),
+        sample(1, status="abandoned"),
+    ]
+    text = printed(report(samples, per_session=True))
+    assert "1 turns were cancelled and 1 left in mid-answer, as planned" in text
+    assert line_of(text, "cancel → end")[-5:] == ["1", "3.50", "3.50", "3.50", "3.50"]
+    assert "0.0c cold" in text
+    assert "0.1a warm" in text
+
+
+def test_a_client_that_is_late_says_so() -> None:
+    assert "The client itself was late" not in printed(report([sample(0, late_ms=0.4)]))
+    text = printed(report([sample(0, late_ms=12.0)]))
+    assert "it sent turns up to 12.0 ms (p99) after they were due" in text
+    assert line_of(text, "sent later than due")[4:6] == ["1", "12.0"]
+
+
+def test_a_restart_that_brings_nothing_back_is_said() -> None:
+    text = printed(report([sample(1, kind="restored", after_restart=True)]))
+    assert "For 1 turns behind the restart no page was brought back." in text
+    assert line_of(text.partition("Stream")[0], "restored  ")[1:3] == ["1", "12.3"]
 
 
 def test_a_p99_of_few_values_is_greyed_and_one_of_many_is_not() -> None:

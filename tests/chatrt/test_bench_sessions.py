@@ -3,29 +3,23 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chatrt.bench.lengths import Length
 from chatrt.bench.sessions import TurnOptions, TurnSample, run_sessions
-from chatrt.bench.workload import Length, PlannedSession, Workload, generate, generate_session
+from chatrt.bench.workload import PlannedSession, Workload, generate, warm_up_session
 from chatrt.errors import ChatrtError, ServerUnavailable
-from chatrt.host import EngineHost
-from chatrt.metrics import Metrics
-from chatrt.params import SamplingParams
-from chatrt.service import ChatService, ServiceSettings
-from chatrt.testing.engine import tiny_engine
+from chatrt.launch import Endpoint
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
-from chatrt.testing.serving import serving
-from chatrt.testing.tokenizer import tiny_tokenizer
+from tests.chatrt.bench_support import tiny_server
+from tests.chatrt.timed_server_support import timed_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
-OPTIONS = TurnOptions(max_output_tokens=4, seed=11)
-SHORT = (Length(3, 3), Length(4, 4), Length(0, 0))
+OPTIONS = TurnOptions(seed=11)
 TIMING = {
     "ttft_ms": 5.0,
     "stages": {"queue_ms": 1.0, "prefill_ms": 4.0},
@@ -39,15 +33,23 @@ USAGE = {
 }
 
 
-def workload(num_sessions: int, num_turns: int, *, forks: bool = True) -> Workload:
-    return Workload(num_sessions, num_turns, *SHORT, forks=forks)
+def workload(num_sessions: int, num_turns: int, **fields: Any) -> Workload:
+    """Short turns, answered with four tokens each."""
+    return Workload(
+        num_sessions=num_sessions,
+        num_turns=Length(num_turns, num_turns),
+        system_tokens=Length(3, 3),
+        input_tokens=Length(4, 4),
+        output_tokens=Length(4, 4),
+        **fields,
+    )
 
 
 async def play(
     url: str, planned: tuple[PlannedSession, ...], warm_up: PlannedSession | None = None
 ) -> list[TurnSample]:
     samples: list[TurnSample] = []
-    await run_sessions(url, planned, OPTIONS, samples.append, warm_up=warm_up)
+    await run_sessions(Endpoint(url, None), planned, OPTIONS, samples.append, warm_up=warm_up)
     return samples
 
 
@@ -102,7 +104,7 @@ async def test_every_answer_has_the_length_and_the_seed_that_were_asked_for() ->
 
 async def test_the_warm_up_comes_first_and_gives_no_sample() -> None:
     planned = generate(workload(1, 2), 0)
-    warm_up = generate_session(workload(1, 2), 0, 1)
+    warm_up = warm_up_session(workload(1, 2), 0)
     async with ScriptedServer(good) as server:
         samples = await play(server.url, planned, warm_up)
         creates = server.creates()
@@ -161,7 +163,7 @@ async def test_the_conversations_are_gone_afterwards() -> None:
 
 
 async def test_follow_ups_wait_for_the_person_to_think() -> None:
-    planned = generate(Workload(1, 2, *SHORT[:2], Length(80, 80), forks=False), 0)
+    planned = generate(workload(1, 2, think_ms=Length(80, 80), forks=False), 0)
     async with ScriptedServer(good) as server:
         cold, warm = await play(server.url, planned)
     assert warm.started_ms - cold.started_ms >= 80
@@ -175,9 +177,10 @@ async def test_samples_of_a_run_that_is_cut_short_are_kept() -> None:
         heard.append(sample)
         stop.set()
 
-    planned = generate(Workload(1, 2, *SHORT[:2], Length(60_000, 60_000)), 0)
+    planned = generate(workload(1, 2, think_ms=Length(60_000, 60_000)), 0)
     async with ScriptedServer(good) as server:
-        run = asyncio.create_task(run_sessions(server.url, planned, OPTIONS, on_sample))
+        endpoint = Endpoint(server.url, None)
+        run = asyncio.create_task(run_sessions(endpoint, planned, OPTIONS, on_sample))
         await stop.wait()
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -192,27 +195,9 @@ def test_driving_a_server_needs_no_torch() -> None:
     assert done.stdout == "False\n"
 
 
-@asynccontextmanager
-async def tiny_server(folder: Path, max_context: int) -> AsyncIterator[str]:
-    """The real service over a tiny random model, behind the real server."""
-    tokenizer = tiny_tokenizer(folder)
-    host = EngineHost(tiny_engine(tokenizer, num_pages=128, max_context=max_context))
-    host.start()
-    settings = ServiceSettings(
-        model="tiny", max_context=max_context, sampling=SamplingParams(temperature=0.0)
-    )
-    service = ChatService(host, tokenizer, None, Metrics("tiny"), settings)
-    try:
-        async with serving(service) as server:
-            yield f"ws://127.0.0.1:{server.port}"
-    finally:
-        await service.close()
-        await host.stop()
-
-
 async def test_a_real_server_reuses_the_whole_history_of_each_follow_up(tmp_path: Path) -> None:
-    async with tiny_server(tmp_path, max_context=512) as url:
-        samples = await play(url, generate(workload(3, 3), 0))
+    async with tiny_server(tmp_path, max_context=512) as endpoint:
+        samples = await play(endpoint.url, generate(workload(3, 3), 0))
     assert [sample.error for sample in samples] == [None] * 12
     for sample in samples:
         assert sample.output_tokens == 4
@@ -225,8 +210,45 @@ async def test_a_real_server_reuses_the_whole_history_of_each_follow_up(tmp_path
 
 
 async def test_a_context_that_is_full_is_a_failed_turn(tmp_path: Path) -> None:
-    async with tiny_server(tmp_path, max_context=160) as url:
-        samples = await play(url, generate(workload(1, 4), 0))
+    async with tiny_server(tmp_path, max_context=160) as endpoint:
+        samples = await play(endpoint.url, generate(workload(1, 4), 0))
     error = samples[-1].error
     assert error is not None
     assert error.startswith("context_length_exceeded: ")
+
+
+async def test_the_stages_of_a_real_server_add_up_to_its_time_to_first_token(
+    tmp_path: Path,
+) -> None:
+    async with timed_server(tmp_path, max_context=512) as endpoint:
+        samples = await play(endpoint.url, generate(workload(2, 3, cancel_rate=0.5), 0))
+    assert len(samples) == 8
+    for sample in samples:
+        assert sample.server_ttft_ms is not None
+        assert sum(sample.stages_ms.values()) == pytest.approx(sample.server_ttft_ms, abs=0.001)
+        assert min(sample.stages_ms.values()) >= 0, sample.stages_ms
+
+
+async def test_what_all_sessions_share_is_computed_once(tmp_path: Path) -> None:
+    async with tiny_server(tmp_path, max_context=1024) as endpoint:
+        shared = workload(2, 1, forks=False, prefix_tokens=60)
+        warm_up = warm_up_session(shared, 0)
+        samples = await play(endpoint.url, generate(shared, 0), warm_up)
+        alone = await play(endpoint.url, generate(workload(2, 1, forks=False), 0))
+    for with_prefix, without in zip(samples, alone, strict=True):
+        computed = with_prefix.input_tokens - with_prefix.cached_tokens
+        assert with_prefix.cached_tokens >= 60
+        assert computed <= without.input_tokens - without.cached_tokens + 16
+
+
+async def test_sessions_that_arrive_in_an_open_loop_all_end_well(tmp_path: Path) -> None:
+    planned = generate(workload(6, 2, rate_per_s=50.0), 0)
+    samples: list[TurnSample] = []
+    options = TurnOptions(seed=11, from_due=True)
+    async with tiny_server(tmp_path, max_context=512) as endpoint:
+        await run_sessions(endpoint, planned, options, samples.append)
+    assert [sample.error for sample in samples] == [None] * 18
+    for sample in samples:
+        if sample.kind == "cold":
+            due_ms = planned[sample.session_index].arrives_ms
+            assert sample.started_ms - sample.late_ms == pytest.approx(due_ms, abs=0.01)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chatrt.bench.pseudo_terminal import Screen, in_a_terminal
 from tests.e2e.process import environment
-from tests.e2e.terminal import Screen, in_a_terminal
+from tests.support import time_scale
 
 if TYPE_CHECKING:
     from tests.e2e.process import ServerProcess
@@ -37,17 +38,22 @@ def asked(screen: Screen) -> list[str]:
 def test_what_a_person_types_slowly_is_computed_before_enter_and_shown_once(
     server: ServerProcess,
 ) -> None:
+    within_s = 10 * time_scale()
     arguments = [sys.executable, "-m", "chatrt", "chat", server.url]
     arguments += ["--api-key-file", str(server.paths.api_key)]
     with in_a_terminal(arguments, environment(server.home)) as terminal:
-        terminal.until(lambda screen: "smollm2" in str(screen), "the model is named")
+        terminal.until(
+            lambda screen: "smollm2" in str(screen), "the model is named", within_s=within_s
+        )
         terminal.type_slowly(QUESTION, pause_s=KEY_PAUSE_S)
-        terminal.until(asked, "the prompt shows what was typed")
+        terminal.until(asked, "the prompt shows what was typed", within_s=within_s)
         terminal.rest(REST_S)
         terminal.press(ENTER)
-        terminal.until(lambda screen: "TTFT" in str(screen), "the turn has ended")
+        terminal.until(
+            lambda screen: "TTFT" in str(screen), "the turn has ended", within_s=within_s
+        )
         terminal.press(CTRL_T)
-        terminal.until(typed_ahead, "the details say how much was typed ahead")
+        terminal.until(typed_ahead, "the details say how much was typed ahead", within_s=within_s)
         # More than the words "user" and "assistant" of the template: most of the question.
         assert typed_ahead(terminal.screen) > len(QUESTION.split()) // 2
         assert len(asked(terminal.screen)) == 1

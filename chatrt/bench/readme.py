@@ -1,0 +1,177 @@
+"""README's figures: a table, tables by history and plots, written between two markers.
+
+Knows: Markdown, which documents there are. Does not know: how anything was measured.
+Invariant: what is outside the markers stays as it is; what was not measured is not in the table; a
+bar that was missed is told by its figure.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from chatrt.bench.suite import ROWS, RUNS, Document, number_at
+from chatrt.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from chatrt.bench.suite import Row, Run
+
+BEGIN = "<!-- figures: begin (make bench writes what follows) -->"
+END = "<!-- figures: end -->"
+_CASES = {
+    "cold": "cold",
+    "follow_up": "follow-up",
+    "typed_ahead": "typed ahead",
+    "regenerate": "regenerate",
+    "fork": "fork",
+    "restored": "after `kill -9`",
+}
+_LLAMA_BARS = {"follow_up": 5.0, "typed_ahead": 15.0}
+_GIB = 2**30
+
+
+def figures_markdown(documents: Mapping[str, Document], plots: Mapping[str, str]) -> str:
+    """The block between the markers.
+
+    Args:
+        documents: What was measured, by the name of its run.
+        plots: Where each plot lies, relative to the page, without `-light.png`; by its name.
+    """
+    parts = [_where(documents), _table(documents), _histories(documents), _plots(plots)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def rewrite(page: Path, block: str) -> None:
+    """Put `block` between the markers of a page, in one step: the page is never half written.
+
+    Raises:
+        InvalidValue: The markers are not there, in order and once.
+        OSError: The page cannot be read or written.
+    """
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in rest or END in after:
+        raise InvalidValue(f"{page} needs the lines {BEGIN} and {END}, in this order and once")
+    new = page.with_name(page.name + ".new")
+    new.write_text(f"{before}{BEGIN}\n{block}\n{END}{after}", encoding="utf-8")
+    os.replace(new, page)
+
+
+def _where(documents: Mapping[str, Document]) -> str:
+    """On what all of it was measured, and when."""
+    documents = {name: one for name, one in documents.items() if one.get("machine")}
+    if not documents:
+        return ""
+    known = documents.get("step") or next(iter(documents.values()))
+    machine, versions = known["machine"], known["versions"]
+    days = sorted({one["started_at"][:10] for one in documents.values()})
+    revisions = {_revision(one["git"]): None for one in documents.values() if one["git"]}
+    memory = machine.get("memory_bytes")
+    facts = [
+        machine.get("processor") or "unknown processor",
+        f"{machine['num_cores']} cores",
+        *([f"{memory / _GIB:.0f} GiB"] if memory else []),
+        machine["system"].split()[0],
+        f"torch {versions['torch']}",
+        f"{known.get('model') or 'default model'}",
+    ]
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    what = ", ".join(revisions) or "no revision"
+    return f"{', '.join(facts)}; {when}, {what}. What is bold misses its bar in this run."
+
+
+def _revision(git: Mapping[str, Any]) -> str:
+    """Its first letters, and a plus where tracked files differed from it."""
+    return f"{git['revision'][:7]}{'+' if git['changed'] else ''}"
+
+
+def _table(documents: Mapping[str, Document]) -> str:
+    runs = {run.name: run for run in RUNS}
+    lines = [
+        _table_row(row, documents[row.run], runs[row.run]) for row in ROWS if row.run in documents
+    ]
+    known = [line for line in lines if line]
+    if not known:
+        return ""
+    head = ("| what | measured | bar | command |", "|---|---|---|---|")
+    return "\n".join((*head, *known))
+
+
+def _table_row(row: Row, document: Document, run: Run) -> str:
+    told = row.told(document)
+    if not told:
+        return ""
+    texts = [one.text if one.within else f"**{one.text}**" for one in told]
+    bars = [one.bar for one in told]
+    while bars and not bars[-1]:
+        bars.pop()
+    bar = "; ".join(one or "–" for one in bars)
+    return f"| {row.what} | {'; '.join(texts)} | {bar} | `{run.command}` |"
+
+
+def _histories(documents: Mapping[str, Document]) -> str:
+    document = documents.get("histories")
+    if document is None or not document["ttft_by_history_tokens"]:
+        return ""
+    by_length = document["ttft_by_history_tokens"]
+    with_peer = any(one["llama_cpp_ms"] for one in by_length.values())
+    heads = ["history, tokens", *_CASES.values(), "decode step"]
+    if with_peer:
+        heads += ["llama.cpp's follow-up"]
+        heads += [f"÷ {_CASES[case]} (≥ {bar:g})" for case, bar in _LLAMA_BARS.items()]
+    lines = [_line(heads), _line(["---"] * len(heads))]
+    for length, one in by_length.items():
+        cells = [f"{int(length):,}"]
+        cells += [_number(number_at(one, (case, "ttft_ms", "p50"))) for case in _CASES]
+        cells.append(_number(one["decode_step_ms"]))
+        lines.append(_line(cells + (_against(one) if with_peer else [])))
+    settings = document["settings"]
+    peer = " --peer" if with_peer else ""
+    said = (
+        f"Time to first token by history, milliseconds at the client, medians of "
+        f"{settings['repetitions']} conversations of each length, follow-ups of "
+        f"{settings['message_words']} words: `chatrt bench histories --repetitions "
+        f"{settings['repetitions']}{peer}`"
+        + (
+            " (llama.cpp on the same file, its prefix cache on, in turns with ours)."
+            if peer
+            else "."
+        )
+    )
+    return said + "\n\n" + "\n".join(lines)
+
+
+def _against(one: Mapping[str, Any]) -> list[str]:
+    theirs = number_at(one, ("llama_cpp_ms", "p50"))
+    cells = [_number(theirs)]
+    for case, bar in _LLAMA_BARS.items():
+        ours = number_at(one, (case, "ttft_ms", "p50"))
+        ratio = theirs / ours if theirs and ours else None
+        text = "–" if ratio is None else f"{ratio:.1f}"
+        cells.append(f"**{text}**" if ratio is not None and ratio < bar else text)
+    return cells
+
+
+def _plots(plots: Mapping[str, str]) -> str:
+    """Pictures side by side, each for light and for dark pages."""
+    return "\n".join(
+        "<picture>"
+        f'<source media="(prefers-color-scheme: dark)" srcset="{place}-dark.png">'
+        f'<img src="{place}-light.png" width="49%" alt="{name}">'
+        "</picture>"
+        for name, place in plots.items()
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1f}" if value < 20 else f"{value:,.0f}"

@@ -1,0 +1,224 @@
+"""`chatrt bench all`: every measurement in turn, and README's figures out of their documents.
+
+Knows: how a measurement runs as a process of its own, where its document goes.
+Does not know: what is measured, what a page looks like.
+Invariant: one measurement runs at a time; only one that came to its end leaves its document; a page
+is rewritten at the end, from all documents that there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chatrt.cli.bench_output import EXIT_INTERRUPTED, JsonOption, SaveOption
+from chatrt.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from chatrt.bench.suite import Run
+
+
+def all_(
+    folder: Annotated[
+        Path, typer.Argument(help="Where the documents go, one for each.", file_okay=False)
+    ],
+    readme: Annotated[
+        Path | None,
+        typer.Option(help="A page whose figures are rewritten, between its two markers."),
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Where that page's plots go.", file_okay=False)
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Measure only these, with commas. [all]")] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Measure nothing that the folder has already.")
+    ] = False,
+    json: JsonOption = False,
+    save: SaveOption = None,
+) -> None:
+    """All measurements, one after the other, and a table of their figures: most of an hour.
+
+    One that was interrupted goes on with --keep. Peers are measured where they are installed.
+    """
+    from chatrt.bench.plots import require_matplotlib
+
+    if plots is not None:
+        require_matplotlib()
+    run = _AllRuns(folder, _chosen(only), as_json=json)
+    run.play(keep=keep)
+    documents = run.documents()
+    if readme is not None:
+        _rewrite(readme, plots, documents)
+    run.show(documents, save)
+    if run.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if run.failed:
+        raise typer.Exit(1)
+
+
+class _AllRuns:
+    """The processes, one at a time, and what became of them."""
+
+    def __init__(self, folder: Path, chosen: Sequence[Run], *, as_json: bool) -> None:
+        self.interrupted = False
+        self.failed: dict[str, int] = {}
+        self._folder = folder
+        self._as_json = as_json
+        self._llama = _has_llama()
+        self._chosen = chosen
+        self._seconds: dict[str, float] = {}
+
+    def play(self, *, keep: bool) -> None:
+        """Measure, until the end or Ctrl+C."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for number, run in enumerate(self._chosen, start=1):
+            if keep and self._file(run).exists():
+                continue
+            typer.echo(f"{number} of {len(self._chosen)}: {run.command}", err=True)
+            started = time.perf_counter()
+            code = self._measure(run)
+            if self.interrupted:
+                return
+            self._seconds[run.name] = time.perf_counter() - started
+            if code:
+                self.failed[run.name] = code
+                typer.echo(f"chatrt: {run.command} ended with {code}", err=True)
+
+    def documents(self) -> dict[str, dict[str, Any]]:
+        """Those that lie in the folder, of this run or an earlier one, by the name of their run."""
+        import msgspec
+
+        from chatrt.bench.suite import RUNS
+
+        files = {run.name: self._file(run) for run in RUNS}
+        return {
+            name: msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+            for name, file in files.items()
+            if file.exists()
+        }
+
+    def show(self, documents: Mapping[str, Mapping[str, Any]], save: Path | None) -> None:
+        """Print the table, and one line of JSON last."""
+        from chatrt.bench.document import encode_line, new_document
+        from chatrt.bench.readme import figures_markdown
+        from chatrt.bench.suite import ROWS
+
+        if not self._as_json:
+            typer.echo(figures_markdown(documents, {}))
+        if not self._llama:
+            typer.echo("llama.cpp is not installed here, make bench-peers does it", err=True)
+        document = new_document("all", seed=0, device=None) | {
+            "interrupted": self.interrupted,
+            "failed": self.failed,
+            "duration_s": self._seconds,
+            "figures": [
+                {
+                    "run": row.run,
+                    "what": row.what,
+                    "told": [dataclasses.asdict(one) for one in row.told(documents[row.run])],
+                }
+                for row in ROWS
+                if row.run in documents
+            ],
+        }
+        line = encode_line(document)
+        typer.echo(line)
+        if save is not None:
+            save.write_text(line + "\n", encoding="utf-8")
+
+    def _file(self, run: Run) -> Path:
+        return self._folder / f"{run.name}.json"
+
+    def _measure(self, run: Run) -> int:
+        """Run one; its exit code. Its tables are ours, its document stays only if it ended well."""
+        new = self._file(run).with_suffix(".new")
+        arguments = run.command_line(llama=self._llama)
+        command = [sys.executable, "-m", "chatrt", "bench", *arguments, "--save", str(new)]
+        # In a session of its own, so that Ctrl+C reaches it once, through us.
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            output = self._until_ended(process)
+        if not self._as_json:
+            tables, _, _ = output.rstrip("\n").rpartition("\n")
+            typer.echo(tables)
+        if process.returncode == 0 and not self.interrupted:
+            os.replace(new, self._file(run))
+        else:
+            new.unlink(missing_ok=True)
+        return process.returncode
+
+    def _until_ended(self, process: subprocess.Popen[str]) -> str:
+        """What it printed. A first Ctrl+C asks it to show what it has, a second one ends it."""
+        try:
+            return process.communicate()[0]
+        except KeyboardInterrupt:
+            self.interrupted = True
+            process.send_signal(signal.SIGINT)
+        try:
+            return process.communicate()[0]
+        except KeyboardInterrupt:
+            process.kill()
+            raise
+
+
+def _has_llama() -> bool:
+    """Whether the interpreter that peers run in has llama.cpp."""
+    from chatrt.bench.peers_process import default_peer_python
+
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('llama_cpp') is None)"
+    return subprocess.run([default_peer_python(), "-c", code], check=False).returncode == 0
+
+
+def _rewrite(readme: Path, plots: Path | None, documents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw the page's plots and put its figures in."""
+    from chatrt.bench.plots import draw_document
+    from chatrt.bench.readme import figures_markdown, rewrite
+    from chatrt.bench.suite import RUNS
+
+    places: dict[str, str] = {}
+    for run in RUNS:
+        if plots is None or not run.plots or run.name not in documents:
+            continue
+        document = documents[run.name]
+        for path in draw_document(document, plots, only=run.plots, suffixes=("png",)):
+            name = path.name.removesuffix("-light.png").removesuffix("-dark.png")
+            place = os.path.relpath(path.parent / name, readme.parent)
+            places[name.replace("-", " ")] = Path(place).as_posix()
+    rewrite(readme, figures_markdown(documents, places))
+    typer.echo(f"rewritten: the figures of {readme}", err=True)
+
+
+def _chosen(only: str | None) -> list[Run]:
+    """The runs of `step,quality`, all for None.
+
+    Raises:
+        InvalidValue: One of them does not exist.
+    """
+    from chatrt.bench.suite import RUNS
+
+    if only is None:
+        return list(RUNS)
+    names = [name.strip() for name in only.split(",")]
+    known = [run.name for run in RUNS]
+    for name in names:
+        if name not in known:
+            raise InvalidValue(
+                f"--only names {name!r}, it must be one of {', '.join(known)}", param="--only"
+            )
+    return [run for run in RUNS if run.name in names]
+
+
+def register(group: typer.Typer) -> None:
+    """Adds the command to the group `bench`."""
+    group.command("all")(all_)
