@@ -290,7 +290,7 @@ _TURNS = (
         (
             _ms("ttft_ms", "warm", "p50"),
             _ms("tpot_ms", "p50"),
-            Figure("{:.0%}", (("goodput", "share"),)),
+            Figure("{:.0%}", (("goodput", "turns_share"),)),
         ),
     ),
     Row(
