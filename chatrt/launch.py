@@ -70,13 +70,15 @@ def register_server(
 ) -> ServerRecord:
     """Leaves the record of this process's server, which listens on `host` and `port`.
 
-    Where another server runs already, its record stays: clients go on finding that one.
+    Where another server runs already, its record stays: clients go on finding that one. One that
+    drains has given its address up: what answers there is this server.
     """
     host = _ANY_ADDRESS.get(host, host)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     url = f"ws://{address}/v1/responses"
     record = ServerRecord(os.getpid(), url, model, started_at, chatrt.__version__)
-    if (other := find_server(paths)) is not None and other.pid != record.pid:
+    other = find_server(paths)
+    if other is not None and other.pid != record.pid and other.url != record.url:
         return other
     _replace(paths.server_record, msgspec.json.encode(record))
     return record

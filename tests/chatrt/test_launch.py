@@ -213,6 +213,20 @@ def test_a_second_server_leaves_the_first_one_to_be_found(stage: Stage) -> None:
     assert found.url == endpoint.url
 
 
+def test_a_server_on_the_port_of_one_that_still_drains_is_found_by_clients(stage: Stage) -> None:
+    # The draining one's process lives, and its address answers: it is its successor that does.
+    stage.attach()
+    draining = read_record(stage.paths)
+    assert draining is not None
+    port = stage.settings.port
+    ours = launch.register_server(
+        stage.paths, host="127.0.0.1", port=port, model="tiny", started_at=time.time()
+    )
+    assert ours.pid == os.getpid()
+    assert find_server(stage.paths) == ours
+    stage.paths.server_record.write_bytes(msgspec.json.encode(draining))  # for the stage to end it
+
+
 def test_a_server_does_not_take_away_the_record_of_its_successor(stage: Stage) -> None:
     launch.register_server(stage.paths, host="::", port=1, model="tiny", started_at=0.0)
     record = read_record(stage.paths)
