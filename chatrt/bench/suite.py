@@ -241,6 +241,11 @@ _STEP = (
             Figure("{:.0f} µs", (("sessions", "64", "total_us"),), at_most=1000),
         ),
     ),
+    Row(
+        "bookkeeping",
+        "what metrics add to a step of 8 streams, model stubbed",
+        (Figure("{:.1f} µs", (("metrics", "total_us"),), at_most=20),),
+    ),
 )
 _SPECULATION = (
     Row(
@@ -293,6 +298,7 @@ _TURNS = (
             Figure("{:.0%}", (("goodput", "turns_share"),)),
         ),
     ),
+    Row("sessions", "all of these 40 turns", (Figure("{:.0f} s", (("duration_s",),), at_most=60),)),
     Row(
         "one-session",
         "client's TTFT − server's, on loopback",

@@ -23,7 +23,13 @@ from chatrt.cli import (
     bench_step,
     bench_terminal,
 )
-from chatrt.cli.bench_output import JsonOption, SaveOption, show
+from chatrt.cli.bench_output import (
+    CompareOption,
+    JsonOption,
+    SaveOption,
+    show,
+    show_comparison,
+)
 
 bench = typer.Typer(
     name="bench",
@@ -37,6 +43,7 @@ bench = typer.Typer(
 def bookkeeping(
     steps: Annotated[int, typer.Option(min=1, help="Steps to take the medians of.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampled tokens.")] = 0,
+    compare: CompareOption = None,
     json: JsonOption = False,
     save: SaveOption = None,
 ) -> None:
@@ -44,6 +51,9 @@ def bookkeeping(
 
     And what metrics add to a step of 8 streams.
     """
+    if compare is not None:
+        show_comparison("bookkeeping", *compare, as_json=json, save=save)
+        return
     from chatrt.bench.bookkeeping import BARS_US, measure
     from chatrt.bench.document import new_document
     from chatrt.bench.metrics_cost import measure_metrics

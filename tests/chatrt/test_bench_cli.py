@@ -148,9 +148,12 @@ async def test_ctrl_c_prints_what_was_measured() -> None:
     assert (document["ttft_ms"]["cold"]["n"], document["not_run"]) == (1, 2)
 
 
-async def test_bookkeeping_prints_its_bars() -> None:
-    result = await invoke("bookkeeping", "--steps", "3")
+async def test_bookkeeping_prints_its_bars_and_is_compared(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    result = await invoke("bookkeeping", "--steps", "3", "--save", str(file))
     assert result.exit_code == 0, result.stderr
+    compared = await invoke("bookkeeping", "--compare", str(file), str(file))
+    assert last_line(compared.stdout)["entries"]["sessions.1.total_us"]["ratio"] == 1
     document = last_line(result.stdout)
     assert {number: one["at_most_us"] for number, one in document["sessions"].items()} == {
         "1": 100.0,

@@ -136,7 +136,9 @@ def test_a_run_leaves_its_document_and_a_rewritten_page(tmp_path: Path) -> None:
     result = runner.invoke(app, [*arguments, "--readme", str(page)])
     assert result.exit_code == 0, result.stderr
     told = json.loads(result.stdout.splitlines()[-1])
-    assert [row["run"] for row in told["figures"]] == ["bookkeeping"]
+    rows = [row for row in ROWS if row.run == "bookkeeping"]
+    assert [row["what"] for row in told["figures"]] == [row.what for row in rows]
+    assert [len(row["told"]) for row in told["figures"]] == [len(row.figures) for row in rows]
     assert set(told["duration_s"]) == {"bookkeeping"}
     measured = json.loads((folder / "bookkeeping.json").read_text(encoding="utf-8"))
     micros = measured["sessions"]["1"]["total_us"]
