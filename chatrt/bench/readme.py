@@ -48,17 +48,30 @@ def rewrite(page: Path, block: str) -> None:
     """Put `block` between the markers of a page, in one step: the page is never half written.
 
     Raises:
-        InvalidValue: The markers are not there, in order and once.
-        OSError: The page cannot be read or written.
+        InvalidValue: The page cannot be read, or the markers are not there, in order and once.
+        OSError: The page cannot be written.
     """
-    text = page.read_text(encoding="utf-8")
+    before, after = around_figures(page)
+    new = page.with_name(page.name + ".new")
+    new.write_text(f"{before}{BEGIN}\n{block}\n{END}{after}", encoding="utf-8")
+    os.replace(new, page)
+
+
+def around_figures(page: Path) -> tuple[str, str]:
+    """What stands before and behind the markers of a page.
+
+    Raises:
+        InvalidValue: The page cannot be read, or the markers are not there, in order and once.
+    """
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidValue(f"{page} cannot be read: {error.strerror}") from error
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end or BEGIN in rest or END in after:
         raise InvalidValue(f"{page} needs the lines {BEGIN} and {END}, in this order and once")
-    new = page.with_name(page.name + ".new")
-    new.write_text(f"{before}{BEGIN}\n{block}\n{END}{after}", encoding="utf-8")
-    os.replace(new, page)
+    return before, after
 
 
 def _where(documents: Mapping[str, Document]) -> str:

@@ -50,16 +50,13 @@ def all_(
 
     One that was interrupted goes on with --keep. Peers are measured where they are installed.
     """
-    from chatrt.bench.plots import require_matplotlib
-
-    if plots is not None:
-        require_matplotlib()
+    _check_page(readme, plots)
     run = _AllRuns(folder, _chosen(only), as_json=json)
     run.play(keep=keep)
     documents = run.documents()
+    run.show(documents, save)
     if readme is not None:
         _rewrite(readme, plots, documents)
-    run.show(documents, save)
     if run.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if run.failed:
@@ -178,6 +175,19 @@ def _has_llama() -> bool:
 
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('llama_cpp') is None)"
     return subprocess.run([default_peer_python(), "-c", code], check=False).returncode == 0
+
+
+def _check_page(readme: Path | None, plots: Path | None) -> None:
+    """Raise InvalidValue where a page or its plots could not be written: before an hour's work."""
+    from chatrt.bench.plots import require_matplotlib
+    from chatrt.bench.readme import around_figures
+
+    if readme is not None:
+        around_figures(readme)
+    if plots is not None:
+        if readme is None:
+            raise InvalidValue("--plots is where the plots of a page go, it needs --readme")
+        require_matplotlib()
 
 
 def _rewrite(readme: Path, plots: Path | None, documents: Mapping[str, Mapping[str, Any]]) -> None:

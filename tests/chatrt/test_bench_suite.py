@@ -149,6 +149,26 @@ def test_a_run_leaves_its_document_and_a_rewritten_page(tmp_path: Path) -> None:
     assert json.loads(kept.stdout)["figures"] == told["figures"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--readme", "none.md"), "none.md cannot be read: No such file or directory"),
+        (("--readme", "bare.md"), "bare.md needs the lines"),
+        (("--plots", "plots"), "--plots is where the plots of a page go, it needs --readme"),
+    ],
+)
+def test_a_page_that_could_not_be_written_is_told_before_anything_is_measured(
+    arguments: tuple[str, str], sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bare.md").write_text("# No figures here\n", encoding="utf-8")
+    option, name = arguments
+    folder = tmp_path / "documents"
+    result = runner.invoke(app, ["bench", "all", str(folder), option, str(tmp_path / name)])
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert not folder.exists()
+
+
 def test_a_measurement_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
     result = runner.invoke(app, ["bench", "all", str(tmp_path), "--only", "step,speed"])
     assert result.exit_code == 2
