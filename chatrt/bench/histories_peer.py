@@ -71,7 +71,7 @@ class LlamaPeer:
             missing = self._process.find(path).missing
             if missing:
                 raise InvalidValue(
-                    f"--peer needs {' and '.join(missing)}, which --peer-python lacks "
+                    f"--peer needs {' and '.join(missing)}, which the peers' Python lacks "
                     "(make bench-peers installs it)"
                 )
             room = max(options.histories) + _ROOM_TOKENS

@@ -152,7 +152,7 @@ def rounds_table(samples: Sequence[PeersSample], peers: Sequence[str]) -> Table:
 def install_lines(missing: Mapping[str, Sequence[str]]) -> list[str]:
     """What to do about peers that lack packages, a line each."""
     return [
-        f"{PEERS[engine]} is left out: --peer-python lacks {' and '.join(packages)} "
+        f"{PEERS[engine]} is left out: the peers' Python lacks {' and '.join(packages)} "
         "(make bench-peers installs the peers)"
         for engine, packages in missing.items()
     ]

@@ -24,7 +24,7 @@ from chatrt.client.messages import DELTA_TYPE, message_item
 from chatrt.errors import ChatrtError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from chatrt.bench.workload import PlannedSession, PlannedTurn
     from chatrt.client import Answer, ChatClient, HttpRoutes, TurnResult, TypedAhead
@@ -134,7 +134,8 @@ class Player:
     def refuse(self, error: ChatrtError) -> None:
         """The session cannot begin: that is the failure of its first turn."""
         asked = _Asked(self._planned.turns[0], "cold", None, due_ns=0)
-        self._on_sample(replace(self._failed(asked, error), started_ms=0.0, ended_ms=0.0))
+        failed = self._failed(asked, error, began_ns=0)
+        self._on_sample(replace(failed, started_ms=0.0, ended_ms=0.0, late_ms=0.0))
 
     async def play(self, started_ns: int) -> None:
         """Send the turns in order, the first when the session arrives behind `started_ns`."""
@@ -172,15 +173,16 @@ class Player:
         """Send one turn when it is due; the answer to continue, None if nothing can follow."""
         due_ns = self._ended_ns + turn.think_ms * 1_000_000
         await asyncio.sleep(max(0.0, (due_ns - time.perf_counter_ns()) / 1e9))
+        words = turn.text.split() if turn.typed_ahead and parent is not None else []
+        due_ns += len(words) * self._options.type_ms * 1_000_000
         asked = _Asked(turn, kind, parent, due_ns, after_restart)
+        began_ns = time.perf_counter_ns()
         try:
-            typed = None
-            if turn.typed_ahead and parent is not None:
-                typed = await self._type(turn.text, parent)
-                asked = replace(asked, due_ns=time.perf_counter_ns())
+            typed = None if not words or parent is None else await self._type(words, parent)
+            began_ns = time.perf_counter_ns()
             heard = await self._send(asked, typed)
         except ChatrtError as error:
-            self._on_sample(self._failed(asked, error))
+            self._on_sample(self._failed(asked, error, began_ns))
             self._num_sent += 1
             return None
         sample = self._sample(asked, heard)
@@ -191,10 +193,10 @@ class Player:
             return None
         return _Parent(heard.result.response_id, sample.input_tokens + sample.output_tokens)
 
-    async def _type(self, text: str, parent: _Parent) -> TypedAhead | None:
+    async def _type(self, words: Sequence[str], parent: _Parent) -> TypedAhead | None:
         assert self._client is not None
         type_ms = self._options.type_ms
-        return await type_message(self._client, text.split(), parent.response_id, type_ms=type_ms)
+        return await type_message(self._client, words, parent.response_id, type_ms=type_ms)
 
     async def _send(self, asked: _Asked, typed: TypedAhead | None) -> _Heard:
         assert self._client is not None
@@ -242,10 +244,10 @@ class Player:
             restored_tokens=figures.restored_tokens,
         )
 
-    def _failed(self, asked: _Asked, error: ChatrtError) -> TurnSample:
-        now_ns = time.perf_counter_ns()
-        sample = self._sent(asked, asked.kind, now_ns, now_ns)
-        return replace(sample, error=f"{error.code}: {error.message}", late_ms=0.0)
+    def _failed(self, asked: _Asked, error: ChatrtError, began_ns: int) -> TurnSample:
+        """A turn that failed now, and was begun at `began_ns`."""
+        sample = self._sent(asked, asked.kind, began_ns, time.perf_counter_ns())
+        return replace(sample, error=f"{error.code}: {error.message}")
 
     def _sent(self, asked: _Asked, kind: Kind, sent_ns: int, ended_ns: int) -> TurnSample:
         """A sample that knows when its turn ran, and nothing of how it went."""

@@ -153,16 +153,11 @@ def histories_by_length(document: Mapping[str, Any], theme: Theme) -> Figure | N
 
 def _beside(plot: Plot, axes: Axes, by_length: Mapping[str, Any]) -> None:
     """What the cases are held against: llama.cpp, and two decode steps."""
-    for key, name, style in (
-        ("llama_cpp_published_ms", "llama.cpp, published", ":"),
-        ("llama_cpp_ms", "llama.cpp, this run", "--"),
-    ):
-        points = [(int(length), _p50(one[key])) for length, one in by_length.items() if one[key]]
-        known = [(length, value) for length, value in points if value is not None]
-        if known:
-            axes.plot(
-                *zip(*known, strict=True), style, color=plot.color("muted"), marker=".", label=name
-            )
+    points = [(int(length), one["llama_cpp_ms"]) for length, one in by_length.items()]
+    theirs = [(length, found["p50"]) for length, found in points if found and found["p50"]]
+    if theirs:
+        color = plot.color("muted")
+        axes.plot(*zip(*theirs, strict=True), "--", color=color, marker=".", label="llama.cpp")
     steps = [(int(length), one["decode_step_ms"]) for length, one in by_length.items()]
     two_steps = [(length, 2 * step) for length, step in steps if step]
     if two_steps:
@@ -206,7 +201,3 @@ def _distribution(
 
 def _good(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [sample for sample in document["samples"] if sample["error"] is None]
-
-
-def _p50(value: dict[str, float | None] | float) -> float | None:
-    return value["p50"] if isinstance(value, dict) else value

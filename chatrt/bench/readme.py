@@ -41,6 +41,7 @@ def figures_markdown(documents: Mapping[str, Document], plots: Mapping[str, str]
         plots: Where each plot lies, relative to the page, without `-light.png`; by its name.
     """
     parts = [_where(documents), _table(documents), _histories(documents), _plots(plots)]
+    parts[3:3] = [_drawn_by(documents)] if plots else []
     return "\n\n".join(part for part in parts if part)
 
 
@@ -94,7 +95,11 @@ def _where(documents: Mapping[str, Document]) -> str:
     ]
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     what = ", ".join(revisions) or "no revision"
-    return f"{', '.join(facts)}; {when}, {what}. What is bold misses its bar in this run."
+    changed = " A plus: files differed from that revision." if "+" in what else ""
+    return (
+        f"{', '.join(facts)}; {when}, {what}.{changed} What is bold misses its bar in this run; "
+        "– is no bar. The commands ran one after the other, each once."
+    )
 
 
 def _revision(git: Mapping[str, Any]) -> str:
@@ -120,9 +125,7 @@ def _table_row(row: Row, document: Document, run: Run) -> str:
         return ""
     texts = [one.text if one.within else f"**{one.text}**" for one in told]
     bars = [one.bar for one in told]
-    while bars and not bars[-1]:
-        bars.pop()
-    bar = "; ".join(one or "–" for one in bars)
+    bar = "; ".join(one or "–" for one in bars) if any(bars) else ""
     return f"| {row.what} | {'; '.join(texts)} | {bar} | `{run.command}` |"
 
 
@@ -167,6 +170,13 @@ def _against(one: Mapping[str, Any]) -> list[str]:
         text = "–" if ratio is None else f"{ratio:.1f}"
         cells.append(f"**{text}**" if ratio is not None and ratio < bar else text)
     return cells
+
+
+def _drawn_by(documents: Mapping[str, Document]) -> str:
+    """Which command drew what."""
+    shown = [run for run in RUNS if run.plots and run.name in documents]
+    told = (f"{', '.join(run.plots).replace('-', ' ')}: `{run.command}`" for run in shown)
+    return f"Plots, in this order: {'; '.join(told)}."
 
 
 def _plots(plots: Mapping[str, str]) -> str:

@@ -197,6 +197,11 @@ def _what_else_happened(figures: SessionFigures) -> list[str]:
             f"{figures.cancelled} turns were cancelled and {figures.abandoned} left in mid-answer, "
             "as planned: their TTFT counts."
         )
+    if figures.goodput.not_judged:
+        lines.append(
+            f"{figures.goodput.not_judged} turns have no TPOT, and are neither good nor bad: left "
+            "or cancelled early, or a single token long."
+        )
     if figures.restored_nothing:
         lines.append(
             f"For {figures.restored_nothing} turns behind the restart no page was brought back."
@@ -223,7 +228,7 @@ def _sessions_table(summaries: Sequence[SessionSummary]) -> Table:
             milliseconds(one.ttft_worst_ms),
             milliseconds(one.tpot_ms),
             str(one.good_turns),
-            "yes" if one.meets_targets else "no",
+            NO_VALUE if one.meets_targets is None else "yes" if one.meets_targets else "no",
         )
     return table
 

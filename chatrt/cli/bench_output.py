@@ -33,7 +33,8 @@ PlotOption = Annotated[
     typer.Option(help="Draw plots into this folder, as PNG and SVG.", file_okay=False),
 ]
 CompareOption = Annotated[
-    tuple[Path, Path] | None, typer.Option(help="Measure nothing: hold two saved documents.")
+    tuple[Path, Path] | None,
+    typer.Option(metavar="A B", help="Measure nothing: hold two documents of --save side by side."),
 ]
 
 

@@ -146,6 +146,8 @@ def sessions(
         raise run.failure
     if run.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
+    if document["failed"]:  # they are in the tables; a script looks here
+        raise typer.Exit(1)
 
 
 class _SessionsRun:

@@ -139,7 +139,7 @@ def test_restored_turns_are_a_kind_and_those_without_pages_are_counted() -> None
 
 
 def test_goodput_stands_under_the_targets_that_were_asked_for() -> None:
-    samples = [sample(ttft_ms=10.0, ended_ms=500.0)]
+    samples = [sample(ttft_ms=10.0, tpot_ms=10.0, ended_ms=500.0)]
     usual = session_figures(samples, num_planned=1).goodput
     assert (usual.ttft_target_ms, usual.tpot_target_ms, usual.turns_per_s) == (200.0, 50.0, 2.0)
     strict = session_figures(samples, num_planned=1, targets=Targets(5.0, 5.0))

@@ -31,14 +31,16 @@ def sample(session_index: int = 0, **fields: object) -> TurnSample:
         ({"ttft_ms": 100.0, "tpot_ms": 10.0}, True),
         ({"ttft_ms": 100.1}, False),
         ({"tpot_ms": 10.1}, False),
-        ({"tpot_ms": None}, True),
+        ({"tpot_ms": None}, None),
+        ({"ttft_ms": 100.1, "tpot_ms": None}, None),
+        ({"tpot_ms": None, "error": "gone"}, False),
         ({"ttft_ms": None}, False),
         ({"error": "kv_exhausted: need 2 pages"}, False),
         ({"status": "cancelled"}, True),
     ],
 )
 def test_a_turn_meets_the_targets_if_it_went_as_planned_and_in_time(
-    fields: dict[str, Any], meets: bool
+    fields: dict[str, Any], meets: bool | None
 ) -> None:
     assert TARGETS.met_by(sample(**fields)) is meets
 
@@ -55,6 +57,15 @@ def test_goodput_is_good_turns_by_the_time_in_which_all_ended() -> None:
     assert (found.duration_s, found.turns_per_s) == (2.0, 1.5)
     assert (found.sessions, found.good_sessions, found.sessions_share) == (2, 1, 0.5)
     assert (found.ttft_target_ms, found.tpot_target_ms) == (100.0, 10.0)
+
+
+def test_turns_without_a_time_per_token_are_neither_good_nor_bad() -> None:
+    left = sample(1, tpot_ms=None, ended_ms=500.0)
+    found = goodput([sample(0, ended_ms=1000.0), left], TARGETS)
+    assert (found.turns, found.good_turns, found.not_judged) == (1, 1, 1)
+    assert (found.turns_per_s, found.sessions, found.good_sessions) == (1.0, 1, 1)
+    _, second = session_summaries([sample(0), left], TARGETS)
+    assert (second.turns, second.good_turns, second.meets_targets) == (1, 0, None)
 
 
 def test_a_failed_turn_takes_its_session_from_the_good_ones() -> None:
@@ -77,7 +88,12 @@ def test_a_run_without_turns_has_no_goodput() -> None:
     assert (found.sessions, found.sessions_share) == (0, None)
 
 
-def test_a_session_is_summed_up_by_its_median_and_its_worst() -> None:
+def test_a_sessions_p50_is_nearest_rank_as_all_percentiles_are() -> None:
+    (only,) = session_summaries([sample(ttft_ms=10.0), sample(ttft_ms=90.0)], TARGETS)
+    assert only.ttft_p50_ms == 10.0
+
+
+def test_a_session_is_summed_up_by_its_p50_and_its_worst() -> None:
     samples = [
         sample(1, ttft_ms=30.0, tpot_ms=None),
         sample(0, ttft_ms=300.0, tpot_ms=4.0),
@@ -88,5 +104,5 @@ def test_a_session_is_summed_up_by_its_median_and_its_worst() -> None:
     first, second = session_summaries(samples, TARGETS)
     assert (first.session_index, first.turns, first.good_turns) == (0, 4, 2)
     assert (first.ttft_p50_ms, first.ttft_worst_ms, first.tpot_ms) == (40.0, 300.0, 5.0)
-    assert (first.meets_targets, second.meets_targets) == (False, True)
+    assert (first.meets_targets, second.meets_targets) == (False, None)
     assert (second.session_index, second.tpot_ms) == (1, None)

@@ -168,6 +168,6 @@ def test_every_turn_has_its_time_in_each_engine_round_by_round() -> None:
 def test_a_missing_peer_is_one_line_that_says_how_it_is_installed() -> None:
     (line,) = install_lines({"transformers": ["accelerate", "gguf"]})
     assert line == (
-        "transformers is left out: --peer-python lacks accelerate and gguf "
+        "transformers is left out: the peers' Python lacks accelerate and gguf "
         "(make bench-peers installs the peers)"
     )

@@ -172,6 +172,33 @@ async def test_in_an_open_loop_a_client_that_is_late_has_the_delay_in_its_figure
     )
 
 
+async def test_a_client_that_is_late_while_it_types_has_the_delay_in_its_figures() -> None:
+    turns = (turn(), turn("one two three", 0, typed_ahead=True))
+
+    def script(message: dict[str, Any]) -> ScriptedAnswer:
+        if "previous_response_id" not in message:
+            # In this process: the client is busy when the typing begins.
+            asyncio.get_running_loop().call_later(0.1, time.sleep, 0.3)
+        return ANSWER
+
+    options = TurnOptions(type_ms=60, from_due=True)
+    async with ScriptedServer(script) as server:
+        _, typed = await play(server.url, PlannedSession("system", turns), options=options)
+    assert typed.error is None
+    assert typed.late_ms > 100
+    assert typed.ttft_ms is not None
+    assert typed.ttft_ms > typed.late_ms
+
+
+async def test_a_turn_that_fails_was_sent_when_it_was_sent() -> None:
+    lost = replace(ANSWER, first_delay_s=0.3, drop_after=1)
+    async with ScriptedServer([lost]) as server:
+        (sample,) = await play(server.url, PlannedSession("system", (turn(),)))
+    assert sample.error is not None
+    assert sample.started_ms < 250
+    assert sample.ended_ms - sample.started_ms > 250
+
+
 async def test_sessions_come_when_they_arrive_and_follow_ups_behind_the_answer() -> None:
     sooner = PlannedSession("system", (turn(), replace(turn(follows=0), think_ms=30)))
     later = PlannedSession("system", (turn(),), arrives_ms=150)

@@ -89,18 +89,23 @@ def test_the_widest_tables_fit_in_80_columns() -> None:
 
 
 def test_goodput_has_its_targets_its_shares_and_its_rate() -> None:
-    samples = [sample(0, ended_ms=2000.0), sample(1, ended_ms=1000.0, ttft_ms=900.0)]
+    samples = [
+        sample(0, ended_ms=2000.0, tpot_ms=4.0),
+        sample(1, ended_ms=1000.0, ttft_ms=900.0, tpot_ms=4.0),
+        sample(2, ended_ms=1000.0),
+    ]
     text = printed(report(samples))
+    assert "1 turns have no TPOT, and are neither good nor bad" in text
     assert "Goodput (TTFT ≤ 200 ms and TPOT ≤ 50 ms)" in text
     assert line_of(text.partition("Goodput")[2], "turns   ") == ["turns", "2", "1", "50.0%", "0.50"]
     assert line_of(text, "sessions") == ["sessions", "1", "0", "0.0%"]
 
 
 def test_every_session_is_summed_up_with_its_turns() -> None:
-    samples = [sample(0, ttft_ms=10.0), sample(1, ttft_ms=20.0), sample(2, ttft_ms=300.0)]
+    samples = [sample(i, ttft_ms=ms, tpot_ms=4.0) for i, ms in enumerate((10.0, 20.0, 300.0))]
     assert "Sessions (ms)" not in printed(report(samples))
     rows = [line.split() for line in printed(report(samples, per_session=True)).splitlines()]
-    assert ["0", "3", "20.0", "300.0", "-", "2", "no"] in rows
+    assert ["0", "3", "20.0", "300.0", "4.00", "2", "no"] in rows
 
 
 def test_turns_that_were_cut_are_marked_and_counted() -> None:
