@@ -199,5 +199,7 @@ def test_histories_need_a_gguf_file_and_the_package_for_their_peer(
     with pytest.raises(InvalidValue, match="--peer needs a GGUF file, the model is"):
         LlamaPeer(tmp_path, SHORT, python=PYTHON, num_threads=1)
     bare = bare_python(tmp_path)
-    with pytest.raises(InvalidValue, match=r"--peer needs llama-cpp-python, which --peer-python"):
+    with pytest.raises(
+        InvalidValue, match=r"--peer needs llama-cpp-python, which the peers' Python lacks"
+    ):
         LlamaPeer(Path("m.gguf"), SHORT, python=bare, num_threads=1)

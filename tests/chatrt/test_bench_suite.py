@@ -90,7 +90,8 @@ def test_what_misses_its_bar_is_bold_and_each_line_names_its_command() -> None:
     block = figures_markdown({"step": document(value=0.5)}, {})
     lines = {line.split(" | ")[0].removeprefix("| "): line for line in block.splitlines()}
     roofline = lines["decode, 1 row: share of the read bandwidth over the weights"]
-    assert "| **0.50**; 0.5 ms at 0 GB/s | ≥ 0.8; – | `chatrt bench step --contention` |" in roofline
+    told = "| **0.50**; 0.5 ms at 0 GB/s | ≥ 0.8; – | `chatrt bench step --contention` |"
+    assert told in roofline
     assert "| 0.50 | ≥ 0.4 |" in lines["beside a busy process, share of quiet speed"]
     assert "A CPU, 2 cores, Linux, torch 2.12.0, tiny; 2026-01-02, 0123456+. A plus:" in block
     assert "quality" not in block  # it was not measured
