@@ -36,7 +36,8 @@ runner = CliRunner()
 HERE = ("--peer-python", sys.executable)
 QUICK = (
     *("--histories", "64,128", "--repetitions", "1", "--prefill-tokens", "96"),
-    *("--decode-tokens", "8", "--message-words", "3", "--think-ms", "0"),
+    # So many that not all of them come in one piece, however busy the machine is.
+    *("--decode-tokens", "64", "--message-words", "3", "--think-ms", "0"),
 )
 SHORT = HistoriesOptions(histories=(64,), repetitions=1, message_words=3, max_output_tokens=4)
 

@@ -39,7 +39,7 @@ async def test_what_is_typed_goes_ahead_of_a_new_conversation_and_makes_none() -
         ReadingServer([ScriptedAnswer(["hi"])]) as server,
         app_at(server.url, typing_ahead=True) as (app, pilot),
     ):
-        await pilot.press(*"hel")
+        app.query_one(Prompt).insert("hel")  # in one go: no pause within it
         await until(lambda: server.typed() == ["hel"])
         (half,) = server.partials()
         assert "conversation" not in half
@@ -137,7 +137,7 @@ async def test_the_palette_turns_typing_ahead_off_and_on_for_the_session() -> No
         commands = {c.title: c.callback for c in app.get_system_commands(app.screen)}
         commands["Typing ahead: turn off"]()
         await until(lambda: "nothing is sent before Enter" in screen_text(app))
-        await pilot.press(*"hi")
+        app.query_one(Prompt).insert("hi")  # in one go: no pause within it
         await pilot.pause(3 * PAUSE_S)
         assert server.requests == []
         commands = {c.title: c.callback for c in app.get_system_commands(app.screen)}
@@ -166,7 +166,7 @@ async def test_what_was_typed_while_the_server_was_away_goes_ahead_once_it_is_ba
     ):
         await server.stop()
         await until(lambda: "trying again" in screen_text(app))
-        await pilot.press(*"hello")
+        app.query_one(Prompt).insert("hello")  # in one go: no pause within it
         await asyncio.sleep(2 * PAUSE_S)
         await server.start()
         await until(lambda: server.typed() == ["hello"])
@@ -179,7 +179,7 @@ async def test_a_draft_goes_ahead_of_the_conversation_that_is_shown_now() -> Non
     ):
         await say(pilot, "one")
         await until(lambda: idle(app) and answer(app) == "hi")
-        await pilot.press(*"next")
+        app.query_one(Prompt).insert("next")  # in one go: no pause within it
         await until(lambda: server.typed() == ["next"])
         await pilot.press("ctrl+n")
         await until(lambda: server.typed() == ["next", "next"])
