@@ -33,11 +33,12 @@ def read_document(path: Path, benchmark: str) -> dict[str, Any]:
     """A saved document of `benchmark`.
 
     Raises:
-        InvalidValue: It is something else.
-        OSError: It cannot be read.
+        InvalidValue: It cannot be read, or is something else.
     """
     try:
         document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise InvalidValue(f"{path} cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise InvalidValue(f"{path} is not the JSON document of a measurement: {error}") from error
     if document.get("benchmark") != benchmark:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from chatrt.bench.text_scale import measure_scale, numbered
 from chatrt.bench.turn_figures import TurnFigures
-from chatrt.bench.typist import type_message
+from chatrt.bench.typist import half_typed, type_message
 from chatrt.bench.workload import sentence
 from chatrt.client import ChatClient, ResponseRequest
 from chatrt.errors import ChatrtError, InvalidValue
@@ -243,7 +243,7 @@ class _Player:
             try:
                 typed = await type_message(
                     self._client,
-                    message.split(),
+                    half_typed(message),
                     parent.response_id,
                     type_ms=self._options.type_ms,
                 )

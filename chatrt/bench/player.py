@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from chatrt.bench.turn_figures import TurnFigures
 from chatrt.bench.turn_sample import ABANDONED, CANCELLED, Kind, TurnSample
-from chatrt.bench.typist import type_message
+from chatrt.bench.typist import half_typed, type_message
 from chatrt.client import ResponseRequest
 from chatrt.client.messages import DELTA_TYPE, message_item
 from chatrt.errors import ChatrtError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from chatrt.bench.workload import PlannedSession, PlannedTurn
     from chatrt.client import Answer, ChatClient, HttpRoutes, TurnResult, TypedAhead
@@ -162,10 +161,13 @@ class Player:
         await self._ask(turn, "restored", self._answers[turn.follows], after_restart=True)
 
     async def delete(self, http: HttpRoutes) -> None:
-        """Delete the conversation. A server that is gone, or cannot forget, is no failure."""
+        """Delete the conversation, if one was made.
+
+        Raises:
+            ChatrtError: The server is gone, or cannot forget.
+        """
         if self._conversation_id is not None:
-            with suppress(ChatrtError):
-                await http.delete_conversation(self._conversation_id)
+            await http.delete_conversation(self._conversation_id)
 
     async def _ask(
         self, turn: PlannedTurn, kind: Kind, parent: _Parent | None, *, after_restart: bool = False
@@ -173,12 +175,12 @@ class Player:
         """Send one turn when it is due; the answer to continue, None if nothing can follow."""
         due_ns = self._ended_ns + turn.think_ms * 1_000_000
         await asyncio.sleep(max(0.0, (due_ns - time.perf_counter_ns()) / 1e9))
-        words = turn.text.split() if turn.typed_ahead and parent is not None else []
-        due_ns += len(words) * self._options.type_ms * 1_000_000
+        parts = half_typed(turn.text) if turn.typed_ahead and parent is not None else []
+        due_ns += len(parts) * self._options.type_ms * 1_000_000
         asked = _Asked(turn, kind, parent, due_ns, after_restart)
         began_ns = time.perf_counter_ns()
         try:
-            typed = None if not words or parent is None else await self._type(words, parent)
+            typed = None if not parts or parent is None else await self._type(parts, parent)
             began_ns = time.perf_counter_ns()
             heard = await self._send(asked, typed)
         except ChatrtError as error:
@@ -193,10 +195,10 @@ class Player:
             return None
         return _Parent(heard.result.response_id, sample.input_tokens + sample.output_tokens)
 
-    async def _type(self, words: Sequence[str], parent: _Parent) -> TypedAhead | None:
+    async def _type(self, parts: list[str], parent: _Parent) -> TypedAhead | None:
         assert self._client is not None
         type_ms = self._options.type_ms
-        return await type_message(self._client, words, parent.response_id, type_ms=type_ms)
+        return await type_message(self._client, parts, parent.response_id, type_ms=type_ms)
 
     async def _send(self, asked: _Asked, typed: TypedAhead | None) -> _Heard:
         assert self._client is not None
@@ -285,6 +287,8 @@ async def _listen(answer: Answer, cancel_after: int | None) -> _Heard:
 async def _leave(client: ChatClient, answer: Answer, num_deltas: int) -> _Heard:
     """Read so many deltas, or all that there are, and close the connection.
 
+    An answer that has no more deltas was not left: it ended, and its figures are those of any.
+
     Raises:
         ChatrtError: As `_listen`.
     """
@@ -295,7 +299,7 @@ async def _leave(client: ChatClient, answer: Answer, num_deltas: int) -> _Heard:
     left_ns = time.perf_counter_ns()
     result = _result(answer)
     await client.close()
-    return _Heard(result, answer.sent_ns, left_ns, left=True)
+    return _Heard(result, answer.sent_ns, left_ns, left=num_deltas <= 0)
 
 
 def _result(answer: Answer) -> TurnResult:

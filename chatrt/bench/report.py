@@ -39,6 +39,8 @@ _DEFINITIONS = (
     "cold: nothing cached but the template's own start and what all sessions share. warm: "
     "follow-up on a resident tip. forked: branch of a shared prefix. restored: pages brought back "
     "from host memory or disk.",
+    "ahead: tokens computed while the message was typed. first sample: the stage that chooses the "
+    "first token. Goodput: turns whose TTFT and TPOT both meet their targets.",
     "TPOT: (last token − first token) / (tokens − 1), server. "
     "Chunk gap: between two deltas as they arrive, client; a chunk may hold several tokens.",
     f"Percentiles are nearest-rank; p99 is greyed below n = {P99_NEEDS}.",
@@ -129,10 +131,16 @@ def _ttft_table(figures: SessionFigures) -> Table:
         table.add_row(
             kind,
             *distribution_cells(ttft),
-            milliseconds(figures.server_ttft_ms[kind].p50),
+            _server_cell(figures.server_ttft_ms[kind], ttft.n),
             NO_VALUE if cached is None else f"{cached:.1%}",
         )
     return table
+
+
+def _server_cell(server: Distribution, num_clients: int) -> str:
+    """The median, and how many turns it is of where the client has times of more turns."""
+    few = f" (n = {server.n})" if server.n != num_clients else ""
+    return milliseconds(server.p50) + few
 
 
 def _tokens_table(figures: SessionFigures) -> Table:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from chatrt.bench.player import Player, TurnOptions
 from chatrt.bench.turn_sample import KINDS, Kind, TurnSample
 from chatrt.client import ChatClient, HttpRoutes
-from chatrt.errors import ChatrtError
+from chatrt.errors import ChatrtError, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -100,10 +100,18 @@ class SessionsBench:
             )
 
     async def delete(self, endpoint: Endpoint) -> None:
-        """Delete the conversations, for a server that is not this run's own."""
+        """Delete the conversations, for a server that is not this run's own.
+
+        A server that cannot forget is no failure; one that is gone is asked once, not for each.
+        """
         http = HttpRoutes(endpoint.url, api_key=endpoint.api_key)
         while self._players:
-            await self._players.pop().delete(http)
+            try:
+                await self._players.pop().delete(http)
+            except ServerUnavailable:
+                self._players.clear()
+            except ChatrtError:
+                continue
 
     async def _warm_up(self, client: ChatClient, planned: PlannedSession) -> None:
         samples: list[TurnSample] = []

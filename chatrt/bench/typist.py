@@ -10,20 +10,25 @@ Cost: a message of n words takes n pauses.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 from chatrt.client import ResponseRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from chatrt.client import ChatClient, TypedAhead
 
 
+def half_typed(text: str) -> list[str]:
+    """What stands there behind each word of `text`, white space as it is; last the whole text."""
+    ends = [word.end() for word in re.finditer(r"\S+", text)]
+    return [text[:end] for end in ends[:-1]] + [text]
+
+
 async def type_message(
-    client: ChatClient, words: Sequence[str], previous_response_id: str, *, type_ms: int
+    client: ChatClient, parts: list[str], previous_response_id: str, *, type_ms: int
 ) -> TypedAhead | None:
-    """Type all `words`, with a pause of `type_ms` behind each; what to send the message with.
+    """Type what `half_typed` gave, a pause of `type_ms` behind each; what to send it with.
 
     Raises:
         ServerUnavailable: The connection is gone.
@@ -31,11 +36,9 @@ async def type_message(
     typed: TypedAhead | None = None
     settled: asyncio.Task[None] | None = None
     try:
-        for num_words in range(1, len(words) + 1):
+        for part in parts:
             if settled is None or settled.done():
-                request = ResponseRequest(
-                    input=" ".join(words[:num_words]), previous_response_id=previous_response_id
-                )
+                request = ResponseRequest(input=part, previous_response_id=previous_response_id)
                 typed = await client.type_ahead(request, typed)
                 settled = asyncio.create_task(typed.settled())
             await asyncio.sleep(type_ms / 1e3)

@@ -4,8 +4,8 @@ Knows: lengths in words (about one token each), think times, which turns are for
 cancelled or left, when sessions arrive, real texts in place of synthetic ones.
 Does not know: servers, tokens, clocks.
 Invariant: the same workload and seed give the same texts, and a session's do not depend on how many
-sessions there are, nor on the rates of anything but forks. No two sessions begin alike behind what
-all of them share, so a first turn finds no other prefix than that and the template's.
+sessions there are, on pauses, nor on the rates of anything but forks. No two sessions begin alike
+behind what all of them share, so a first turn finds no other prefix than that and the template's.
 """
 
 from __future__ import annotations
@@ -74,6 +74,29 @@ class Workload:
     typed_ahead_rate: float = 0.0
     rate_per_s: float | None = None
     restarts: bool = False
+
+    def in_words(self, prompts: str | None = None) -> str:
+        """`8 conversations of 4 turns at once, messages of 48 words, …`; `prompts` names texts."""
+        people = "conversation" if self.num_sessions == 1 else "conversations"
+        turns = "turn" if self.num_turns.most == 1 else "turns"
+        when = "" if self.num_sessions == 1 else " at once"
+        if self.rate_per_s is not None:
+            when = f" arriving at {self.rate_per_s:g} a second (TTFT from when a turn was due)"
+        facts = [
+            f"{self.num_sessions} {people} of {self.num_turns} {turns}{when}",
+            f"messages {f'of {self.input_tokens} words' if prompts is None else f'from {prompts}'}",
+            f"answers of {self.output_tokens} tokens",
+        ]
+        if self.think_ms.most:
+            facts.append(f"pauses of {self.think_ms} ms")
+        rates = {
+            "extra branches": self.fork_rate,
+            "cancelled": self.cancel_rate,
+            "abandoned": self.abandon_rate,
+            "typed ahead": self.typed_ahead_rate,
+        }
+        facts += [f"{name} {rate:g}" for name, rate in rates.items() if rate]
+        return ", ".join(facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +176,8 @@ def generate_session(
 ) -> PlannedSession:
     """The session with this index, which may lie beyond `num_sessions` (a warm-up's does)."""
     random, aside = Random(f"{seed}/{index}"), Random(f"{seed}/{index}/aside")
-    shape = Random(f"{seed}/{index}/shape")
+    shape, aside_shape = Random(f"{seed}/{index}/shape"), Random(f"{seed}/{index}/aside/shape")
+    pauses = Random(f"{seed}/{index}/pauses")
     own = f"{index}: {sentence(random, workload.system_tokens.draw(random))}"
     # Shared by all sessions, so in front: only what lies before a difference can be shared.
     shared = sentence(Random(f"{seed}/shared"), workload.prefix_tokens)
@@ -165,8 +189,8 @@ def generate_session(
         num_turns = min(num_turns, len(texts))
         said = iter(texts)
         other = itertools.cycle(conversations[(index + 1) % len(conversations)].texts)
-    main = _Person(workload, said, random, shape)
-    return _session(system, num_turns, main, _Person(workload, other, aside, aside))
+    main = _Person(workload, said, pauses, shape)
+    return _session(system, num_turns, main, _Person(workload, other, pauses, aside_shape))
 
 
 def sentence(random: Random, num_words: int) -> str:
@@ -190,14 +214,14 @@ def _arrivals(workload: Workload, seed: int) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class _Person:
-    """What somebody says and does: pauses are drawn from `random`, all else from `shape`.
+    """What somebody says and does: pauses are drawn from `pauses`, all else from `shape`.
 
     Each turn takes the same draws, whatever the rates are: a rate decides about its own thing only.
     """
 
     workload: Workload
     texts: Iterator[str]
-    random: Random
+    pauses: Random
     shape: Random
 
     def happens(self, rate: float) -> bool:
@@ -208,7 +232,7 @@ class _Person:
         """The next turn, which continues the answer of the one at the index `follows`."""
         workload = self.workload
         text = next(self.texts)
-        think_ms = workload.think_ms.draw(self.random)
+        think_ms = workload.think_ms.draw(self.pauses)
         num_tokens = workload.output_tokens.draw(self.shape)
         cancels, types = self.happens(workload.cancel_rate), self.happens(workload.typed_ahead_rate)
         part = self.part_of(num_tokens)

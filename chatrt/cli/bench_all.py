@@ -51,6 +51,8 @@ def all_(
     One that was interrupted goes on with --keep. Peers are measured where they are installed.
     """
     _check_page(readme, plots)
+    if readme is not None:
+        _tell_changes()
     run = _AllRuns(folder, _chosen(only), as_json=json)
     run.play(keep=keep)
     documents = run.documents()
@@ -188,6 +190,20 @@ def _check_page(readme: Path | None, plots: Path | None) -> None:
         if readme is None:
             raise InvalidValue("--plots is where the plots of a page go, it needs --readme")
         require_matplotlib()
+
+
+def _tell_changes() -> None:
+    """Say before an hour's work that no revision will stand for what is measured."""
+    import chatrt
+    from chatrt.bench.document import git_revision
+
+    git = git_revision(Path(chatrt.__file__))
+    if git is not None and git["changed"]:
+        typer.echo(
+            f"files differ from revision {git['revision'][:7]}: the page will say so, "
+            "commit first for one that others can check",
+            err=True,
+        )
 
 
 def _rewrite(readme: Path, plots: Path | None, documents: Mapping[str, Mapping[str, Any]]) -> None:

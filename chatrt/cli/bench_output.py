@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 _FILE_WIDTH = 140  # columns of a table that no terminal shows
+_SHOWN_CHARS = 400  # of one value of a document on a terminal, so that the tables stay in sight
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the JSON document only.")]
 SaveOption = Annotated[
@@ -41,7 +42,7 @@ CompareOption = Annotated[
 def show(
     report: RenderableType, document: dict[str, Any], *, as_json: bool, save: Path | None
 ) -> None:
-    """Print the table and the line; a line that a terminal would show is without raw samples."""
+    """Print the table and the line; on a terminal without what is long, which is named."""
     from rich.console import Console
 
     from chatrt.bench.document import encode_line
@@ -51,13 +52,20 @@ def show(
     if not as_json:
         Console(width=None if on_terminal else _FILE_WIDTH).print(report)
         if on_terminal:
-            shown = {name: value for name, value in document.items() if name != "samples"}
-            typer.echo(encode_line(shown))
+            typer.echo(encode_line(_in_short(document)))
     if as_json or not on_terminal:
         typer.echo(line)
     # Last, so that a file that cannot be written costs nothing that was measured.
     if save is not None:
         save.write_text(line + "\n", encoding="utf-8")
+
+
+def _in_short(document: dict[str, Any]) -> dict[str, Any]:
+    """What of a document fits a terminal; `left_out` names the rest, which --save writes."""
+    from chatrt.bench.document import encode_line
+
+    long = [n for n, one in document.items() if len(encode_line({n: one})) > _SHOWN_CHARS]
+    return {n: one for n, one in document.items() if n not in long} | {"left_out": long}
 
 
 def require_plots(folder: Path | None) -> None:

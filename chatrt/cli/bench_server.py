@@ -6,6 +6,7 @@ Invariant: neither a person's server nor their conversations are touched unless 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from chatrt.cli.bench_output import device_of
 from chatrt.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from chatrt.bench.document import Device
     from chatrt.bench.own_server import OwnServer
@@ -32,6 +33,8 @@ UrlOption = Annotated[
 ApiKeyFileOption = Annotated[
     Path | None, typer.Option(help="File with the key for --url; default: the generated one.")
 ]
+_POLL_S = 0.2
+
 ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help="Model of the fresh server.")
 ]
@@ -78,12 +81,17 @@ def choose_server(url: str | None, api_key_file: Path | None, model: str | None)
 def measured_server(choice: ServerChoice, arguments: Sequence[str] = ()) -> Iterator[Measured]:
     """The server while it is measured; `arguments` end the command line of a fresh one.
 
+    One with a URL that is still loading its model is waited for.
+
     Raises:
         ServerUnavailable: A fresh one could not start.
     """
     settings, paths = choice.resolved.settings, choice.paths
     if choice.url is not None:
-        yield Measured(common.remote_endpoint(choice.url, settings, paths), None, None)
+        endpoint = common.remote_endpoint(choice.url, settings, paths)
+        with common.waiting() as report:
+            asyncio.run(_until_ready(endpoint, report))
+        yield Measured(endpoint, None, None)
         return
     from chatrt.bench.own_server import own_server
 
@@ -100,6 +108,19 @@ def measured_server(choice: ServerChoice, arguments: Sequence[str] = ()) -> Iter
                 )
             )
         yield Measured(own.endpoint, device_of(choice.resolved), own)
+
+
+async def _until_ready(endpoint: Endpoint, report: Callable[[str], None]) -> None:
+    """Wait while a server is alive and not ready; one that is not there is not waited for."""
+    from chatrt.client import HttpRoutes
+
+    http = HttpRoutes(endpoint.url, api_key=endpoint.api_key)
+    told = False
+    while not await http.ready() and await http.health():
+        if not told:
+            report("waiting for the server to be ready")
+            told = True
+        await asyncio.sleep(_POLL_S)
 
 
 async def model_of(endpoint: Endpoint) -> Mapping[str, Any]:

@@ -241,12 +241,9 @@ class _SessionsRun:
         from chatrt.bench.report import sessions_report
 
         workload = self._workload
-        when = "at once"
-        if workload.rate_per_s is not None:
-            when = f"arriving at {workload.rate_per_s:g} a second (TTFT from when a turn was due)"
+        asked = workload.in_words(self._prompts)
         notes = [
-            f"{where_text(document)}; {workload.num_sessions} sessions × {workload.num_turns} "
-            f"turns {when}, seed {self._options.seed}",
+            f"{where_text(document)}; {asked}, seed {self._options.seed}.",
             f"{self._num_warm_up} turns of warm-up are left out.",
         ]
         if workload.restarts:

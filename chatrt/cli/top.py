@@ -45,6 +45,8 @@ def top(
     """Show what the running server does right now.
 
     Your turns, their latencies, pages, drafts; turns of other API keys are counted, not shown.
+    Times are the server's, in ms. TTFT and gaps at the top are of your last 50 turns, steps of the
+    newest ones. q quits, p pauses, s orders.
     """
     paths = common.find_paths()
     settings = common.load_settings(paths, {"api_key_file": api_key_file}).settings

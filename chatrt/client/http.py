@@ -150,8 +150,9 @@ class HttpRoutes:
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or error
             raise ServerUnavailable(
-                f"no server answers at {self._host}:{self._port}: {error}"
+                f"no server answers at {self._host}:{self._port}: {reason}"
             ) from error
         finally:
             connection.close()

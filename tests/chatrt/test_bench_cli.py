@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
+from chatrt.cli.bench_output import show
 from chatrt.cli.main import app
 from chatrt.launch import find_server
 from chatrt.paths import Paths
@@ -63,6 +64,16 @@ async def test_a_table_comes_first_and_one_line_of_json_last() -> None:
     assert document["warm_up"] == {"excluded": True, "turns": 3}
     assert len(document["samples"]) == 6
     assert document["samples"][0]["gaps_ms"]
+
+
+def test_a_line_on_a_terminal_leaves_out_what_is_long_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    document = {"benchmark": "b", "samples": [{"ttft_ms": 1.5}] * 100, "n": 100}
+    show("the table", document, as_json=False, save=None)
+    shown = last_line(capsys.readouterr().out)
+    assert shown == {"benchmark": "b", "n": 100, "left_out": ["samples"]}
 
 
 async def test_json_alone_is_printed_on_request_and_saved_to_a_file(tmp_path: Path) -> None:

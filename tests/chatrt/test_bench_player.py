@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from chatrt.bench.player import LEAST_CANCELLED_TOKENS, TurnOptions
 from chatrt.bench.sessions import SessionsBench, run_sessions
+from chatrt.bench.typist import half_typed
 from chatrt.bench.workload import PlannedSession, PlannedTurn
 from chatrt.launch import Endpoint
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
@@ -88,6 +89,13 @@ async def test_whoever_leaves_in_mid_answer_is_gone_and_disturbs_nobody() -> Non
     assert left.ttft_ms is not None
     assert left.server_ttft_ms is None
     assert [sample.status for sample in others] == ["completed", "completed"]
+
+
+async def test_an_answer_that_ended_before_its_person_left_is_a_turn_like_others() -> None:
+    leaving = PlannedSession("system", (turn(leave_after=99),))
+    async with ScriptedServer([ANSWER]) as server:
+        (sample,) = await play(server.url, leaving)
+    assert (sample.status, sample.error, sample.server_ttft_ms) == ("completed", None, 5.0)
 
 
 async def test_only_the_connection_of_the_one_who_leaves_goes() -> None:
@@ -206,6 +214,12 @@ async def test_sessions_come_when_they_arrive_and_follow_ups_behind_the_answer()
         first, second, other = await play(server.url, sooner, later)
     assert other.started_ms >= 150
     assert second.started_ms >= first.ended_ms + 30
+
+
+def test_what_stands_there_while_one_types_is_the_beginning_of_what_is_sent() -> None:
+    text = "two words\n\n  and more\n"
+    assert half_typed(text) == ["two", "two words", "two words\n\n  and", text]
+    assert half_typed("") == [""]
 
 
 async def test_a_follow_up_that_is_typed_ahead_finds_its_own_words(tmp_path: Path) -> None:

@@ -150,3 +150,8 @@ def test_bookkeeping_stands_beside_its_bar() -> None:
     figures = {1: BookkeepingFigures(5.0, 40.0, 2.0, 47.25)}
     text = printed(bookkeeping_report(figures, {1: 100.0}))
     assert line_of(text, "1 ") == ["1", "5.0", "40.0", "2.0", "47.2", "100"]
+
+
+def test_a_server_with_figures_of_fewer_turns_says_of_how_many() -> None:
+    left = sample(1, status="abandoned", server_ttft_ms=None, stages_ms={})
+    assert "11.5 (n = 1)" in printed(report([sample(0), sample(1), left]))

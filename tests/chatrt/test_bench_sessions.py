@@ -4,11 +4,12 @@ import asyncio
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from chatrt.bench.lengths import Length
-from chatrt.bench.sessions import TurnOptions, TurnSample, run_sessions
+from chatrt.bench.sessions import SessionsBench, TurnOptions, TurnSample, run_sessions
 from chatrt.bench.workload import PlannedSession, Workload, generate, warm_up_session
 from chatrt.errors import ChatrtError, ServerUnavailable
 from chatrt.launch import Endpoint
@@ -160,6 +161,25 @@ async def test_the_conversations_are_gone_afterwards() -> None:
         opened = [one for one in server.requests if one["type"] == "chatrt.conversation.create"]
         assert len(opened) == 3
         assert server._list("") == []
+
+
+async def test_a_server_that_is_gone_is_asked_once_to_forget() -> None:
+    samples: list[TurnSample] = []
+    bench = SessionsBench(generate(workload(8, 1), 0), OPTIONS, samples.append)
+    async with ScriptedServer(good) as server:
+        endpoint = Endpoint(server.url, None)
+        await bench.run(endpoint)
+    num_asked = 0
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        writer.close()
+
+    port = urlsplit(endpoint.url).port
+    async with await asyncio.start_server(hang_up, "127.0.0.1", port):
+        await bench.delete(endpoint)
+    assert num_asked == 1
 
 
 async def test_follow_ups_wait_for_the_person_to_think() -> None:

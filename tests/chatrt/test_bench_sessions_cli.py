@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from chatrt.cli.main import app
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
+from chatrt.testing.service import ScriptedService
+from chatrt.testing.serving import serving
 from tests.chatrt.bench_support import ANSWER, tiny_server
 
 if TYPE_CHECKING:
@@ -51,6 +53,23 @@ async def test_the_usual_run_is_eight_sessions_of_four_turns_and_a_fork() -> Non
     assert document["settings"]["max_output_tokens"] == 32
     assert document["settings"]["loop"] == "closed"
     assert document["failure"] is None
+
+
+class LoadingService(ScriptedService):
+    """Is ready when it has been asked three times."""
+
+    num_asked = 0
+
+    def ready(self) -> bool:
+        self.num_asked += 1
+        return self.num_asked > 3
+
+
+async def test_a_server_that_is_still_loading_is_waited_for() -> None:
+    async with serving(LoadingService()) as server:
+        result = await invoke("--url", f"ws://127.0.0.1:{server.port}", *SMALL, "--json")
+    assert document_of(result)["failed"] == 0
+    assert result.stderr.count("waiting for the server to be ready") == 1
 
 
 async def test_goodput_late_and_every_session_stand_in_the_document() -> None:

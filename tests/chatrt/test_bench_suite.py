@@ -170,6 +170,18 @@ def test_a_page_that_could_not_be_written_is_told_before_anything_is_measured(
     assert not folder.exists()
 
 
+def test_a_page_of_files_that_no_revision_has_is_warned_of_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(PAGE, encoding="utf-8")
+    git = {"revision": "0123456789", "changed": True}
+    monkeypatch.setattr("chatrt.bench.document.git_revision", lambda _: git)
+    arguments = ["bench", "all", str(tmp_path / "documents"), "--only", "bookkeeping"]
+    result = runner.invoke(app, [*arguments, "--readme", str(page), "--json"])
+    assert "files differ from revision 0123456: the page will say so" in result.stderr
+
+
 def test_a_measurement_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
     result = runner.invoke(app, ["bench", "all", str(tmp_path), "--only", "step,speed"])
     assert result.exit_code == 2

@@ -164,6 +164,25 @@ def test_a_rate_changes_nothing_that_is_not_its_own() -> None:
     ]
 
 
+def test_pauses_change_no_text() -> None:
+    paused = many(think_ms=Length(0, 900), fork_rate=0.5)
+    assert [turn.text for turn in turns_of(paused)] == [
+        turn.text for turn in turns_of(many(think_ms=Length(0, 0), fork_rate=0.5))
+    ]
+    assert len({turn.think_ms for turn in turns_of(paused)}) > 100
+
+
+def test_a_workload_says_what_a_reader_of_its_figures_must_know() -> None:
+    assert Workload(num_sessions=1, num_turns=Length(1, 1)).in_words() == (
+        "1 conversation of 1 turn, messages of 48 words, answers of 32 tokens"
+    )
+    rates = replace(Workload(), cancel_rate=0.1, typed_ahead_rate=0.5, think_ms=Length(200, 800))
+    assert rates.in_words("bundled") == (
+        "8 conversations of 4 turns at once, messages from bundled, answers of 32 tokens, "
+        "pauses of 200-800 ms, cancelled 0.1, typed ahead 0.5"
+    )
+
+
 def test_in_a_closed_loop_all_are_there_at_once() -> None:
     assert {session.arrives_ms for session in many()} == {0.0}
 

@@ -162,7 +162,7 @@ async def test_a_refused_partial_shows_nowhere_and_the_question_is_answered() ->
 async def test_what_was_typed_while_the_server_was_away_goes_ahead_once_it_is_back() -> None:
     async with (
         ReadingServer([ScriptedAnswer(["hi"])]) as server,
-        app_at(server.url, typing_ahead=True) as (app, pilot),
+        app_at(server.url, typing_ahead=True) as (app, _),
     ):
         await server.stop()
         await until(lambda: "trying again" in screen_text(app))
