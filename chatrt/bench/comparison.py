@@ -29,8 +29,8 @@ _NOT_FIGURES = (
 _LEFT_OUT = ("n", "max")  # of a distribution: how much was measured, and its one worst value
 
 
-def read_document(path: Path, benchmark: str) -> dict[str, Any]:
-    """A saved document of `benchmark`.
+def read_document(path: Path, benchmark: str | None = None) -> dict[str, Any]:
+    """A saved document of `benchmark`, or of any measurement.
 
     Raises:
         InvalidValue: It cannot be read, or is something else.
@@ -39,9 +39,9 @@ def read_document(path: Path, benchmark: str) -> dict[str, Any]:
         document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise InvalidValue(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidValue(f"{path} is not the JSON document of a measurement: {error}") from error
-    if document.get("benchmark") != benchmark:
+    if benchmark is not None and document.get("benchmark") != benchmark:
         raise InvalidValue(
             f"--compare needs two documents of bench {benchmark}, {path} is of "
             f"{document.get('benchmark')!r}"

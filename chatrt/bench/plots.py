@@ -91,7 +91,7 @@ def _figures(
     }
     drawn = {
         name: draw(document, theme)
-        for name, draw in plots[document["benchmark"]].items()
+        for name, draw in plots.get(document["benchmark"], {}).items()
         if only is None or name in only
     }
     return {name: figure for name, figure in drawn.items() if figure is not None}

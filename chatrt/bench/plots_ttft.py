@@ -10,6 +10,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from chatrt.bench.plots_style import Plot, measured_on, plain_log
+from chatrt.bench.suite import number_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -129,7 +130,7 @@ def histories_by_length(document: Mapping[str, Any], theme: Theme) -> Figure | N
     plot = Plot(theme, "Time to first token by history", measured_on(document))
     [axes] = plot.axes
     for case, (name, color, marker) in _CASES.items():
-        medians = {int(n): one[case]["ttft_ms"]["p50"] for n, one in by_length.items()}
+        medians = {int(n): number_at(one, (case, "ttft_ms", "p50")) for n, one in by_length.items()}
         known = {length: value for length, value in medians.items() if value is not None}
         if known:
             axes.plot(
@@ -153,7 +154,7 @@ def histories_by_length(document: Mapping[str, Any], theme: Theme) -> Figure | N
 
 def _beside(plot: Plot, axes: Axes, by_length: Mapping[str, Any]) -> None:
     """What the cases are held against: llama.cpp, and two decode steps."""
-    points = [(int(length), one["llama_cpp_ms"]) for length, one in by_length.items()]
+    points = [(int(length), one.get("llama_cpp_ms")) for length, one in by_length.items()]
     theirs = [(length, found["p50"]) for length, found in points if found and found["p50"]]
     if theirs:
         color = plot.color("muted")

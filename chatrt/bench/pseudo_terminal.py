@@ -29,7 +29,7 @@ _LOOK_S = 0.05  # how often a condition is looked at though nothing is written
 _TOKEN = re.compile(
     r"\x1b\[(?P<row>\d*);?(?P<column>\d*)H"  # the cursor goes there
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1bP[^\x1b]*\x1b\\|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[^\[\]P]"
-    r"|(?P<control>[\x00-\x1f])|(?P<text>[^\x00-\x1f]+)"
+    r"|(?P<control>[\x00-\x1a\x1c-\x1f])|(?P<text>[^\x00-\x1f]+)"
 )
 
 

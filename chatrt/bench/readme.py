@@ -8,7 +8,9 @@ bar that was missed is told by its figure.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 from chatrt.bench.suite import ROWS, RUNS, Document, number_at
 from chatrt.errors import InvalidValue
@@ -45,34 +47,74 @@ def figures_markdown(documents: Mapping[str, Document], plots: Mapping[str, str]
     return "\n\n".join(part for part in parts if part)
 
 
-def rewrite(page: Path, block: str) -> None:
-    """Put `block` between the markers of a page, in one step: the page is never half written.
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page in three parts: what stands before its figures, they themselves, what is behind."""
+
+    path: Path
+    before: str
+    figures: str
+    after: str
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a page that can be written, too; its line ends stay what they are.
+
+        Raises:
+            InvalidValue: It cannot be read or written, or the markers are not there, in order and
+                once.
+        """
+        path = path.resolve()  # a link stays one
+        try:
+            text = path.read_bytes().decode()
+        except OSError as error:
+            raise InvalidValue(f"{path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InvalidValue(f"{path} is not text in UTF-8: {error}") from error
+        if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
+            raise InvalidValue(f"{path} cannot be written")
+        before, begin, rest = text.partition(BEGIN)
+        figures, end, after = rest.partition(END)
+        if not begin or not end or BEGIN in rest or END in after:
+            raise InvalidValue(f"{path} needs the lines {BEGIN} and {END}, in this order and once")
+        return cls(path, before, figures, after)
+
+    @property
+    def shown(self) -> list[str]:
+        """The runs whose figures it has."""
+        return [run.name for run in RUNS if f"`{run.command}`" in self.figures]
+
+    def rewrite(self, block: str) -> None:
+        """Put `block` between the markers, in one step: the page is never half written.
+
+        Raises:
+            OSError: The page cannot be written.
+        """
+        new = self.path.with_name(self.path.name + ".new")
+        text = f"{BEGIN}\n{block}\n{END}"
+        if "\r\n" in self.before:
+            text = text.replace("\n", "\r\n")
+        new.write_bytes(f"{self.before}{text}{self.after}".encode())
+        shutil.copymode(self.path, new)
+        os.replace(new, self.path)
+
+
+def check_documents(documents: Mapping[str, Document], folder: Path) -> None:
+    """Refuse documents of which no page can be made.
 
     Raises:
-        InvalidValue: The page cannot be read, or the markers are not there, in order and once.
-        OSError: The page cannot be written.
+        InvalidValue: One is not a measurement's, or two are of different machines.
     """
-    before, after = around_figures(page)
-    new = page.with_name(page.name + ".new")
-    new.write_text(f"{before}{BEGIN}\n{block}\n{END}{after}", encoding="utf-8")
-    os.replace(new, page)
-
-
-def around_figures(page: Path) -> tuple[str, str]:
-    """What stands before and behind the markers of a page.
-
-    Raises:
-        InvalidValue: The page cannot be read, or the markers are not there, in order and once.
-    """
-    try:
-        text = page.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidValue(f"{page} cannot be read: {error.strerror}") from error
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise InvalidValue(f"{page} needs the lines {BEGIN} and {END}, in this order and once")
-    return before, after
+    machines: dict[str, str] = {}
+    for name, one in documents.items():
+        whole = all(isinstance(one.get(key), dict) for key in ("machine", "versions"))
+        if not whole or not isinstance(one.get("started_at"), str):
+            raise InvalidValue(f"{folder / name}.json is not the document of a measurement")
+        machine = one["machine"]
+        machines.setdefault(f"{machine.get('processor')}, {machine.get('num_cores')} cores", name)
+    if len(machines) > 1:
+        told = "; ".join(f"{name} on {machine}" for machine, name in machines.items())
+        raise InvalidValue(f"{folder} has documents of {len(machines)} machines: {told}")
 
 
 def _where(documents: Mapping[str, Document]) -> str:
@@ -83,14 +125,14 @@ def _where(documents: Mapping[str, Document]) -> str:
     known = documents.get("step") or next(iter(documents.values()))
     machine, versions = known["machine"], known["versions"]
     days = sorted({one["started_at"][:10] for one in documents.values()})
-    revisions = {_revision(one["git"]): None for one in documents.values() if one["git"]}
+    revisions = {_revision(one["git"]): None for one in documents.values() if one.get("git")}
     memory = machine.get("memory_bytes")
     facts = [
         machine.get("processor") or "unknown processor",
-        f"{machine['num_cores']} cores",
+        f"{machine.get('num_cores')} cores",
         *([f"{memory / _GIB:.0f} GiB"] if memory else []),
-        machine["system"].split()[0],
-        f"torch {versions['torch']}",
+        str(machine.get("system")).split()[0],
+        f"torch {versions.get('torch')}",
         f"{known.get('model') or 'default model'}",
     ]
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
@@ -122,7 +164,8 @@ def _table(documents: Mapping[str, Document]) -> str:
 def _table_row(row: Row, document: Document, run: Run) -> str:
     told = row.told(document)
     if not told:
-        return ""
+        due = "; ".join(figure.bar or "–" for figure in row.figures)
+        return f"| {row.what} | **not measured** | {due} | `{run.command}` |"
     texts = [one.text if one.within else f"**{one.text}**" for one in told]
     bars = [one.bar for one in told]
     bar = "; ".join(one or "–" for one in bars) if any(bars) else ""
@@ -134,7 +177,7 @@ def _histories(documents: Mapping[str, Document]) -> str:
     if document is None or not document["ttft_by_history_tokens"]:
         return ""
     by_length = document["ttft_by_history_tokens"]
-    with_peer = any(one["llama_cpp_ms"] for one in by_length.values())
+    with_peer = any(one.get("llama_cpp_ms") for one in by_length.values())
     heads = ["history, tokens", *_CASES.values(), "decode step"]
     if with_peer:
         heads += ["llama.cpp's follow-up"]
@@ -143,7 +186,7 @@ def _histories(documents: Mapping[str, Document]) -> str:
     for length, one in by_length.items():
         cells = [f"{int(length):,}"]
         cells += [_number(number_at(one, (case, "ttft_ms", "p50"))) for case in _CASES]
-        cells.append(_number(one["decode_step_ms"]))
+        cells.append(_number(number_at(one, ("decode_step_ms",))))
         lines.append(_line(cells + (_against(one) if with_peer else [])))
     settings = document["settings"]
     peer = " --peer" if with_peer else ""

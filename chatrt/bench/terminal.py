@@ -84,6 +84,7 @@ class TerminalBench:
     ) -> None:
         self.starts: list[StartSample] = []
         self.paints: list[PaintSample] = []
+        self.nonces: list[str] = []  # each conversation's first word, and so its title's
         self._arguments = [sys.executable, "-m", "chatrt", "chat", url]
         self._arguments += ["--api-key-file", str(key_file)]
         self._repetitions = repetitions
@@ -116,7 +117,8 @@ class TerminalBench:
             for repetition in range(-1, self._repetitions):
                 _wait(terminal, lambda screen: _WELCOME in str(screen), "a new conversation")
                 # Nobody asked it before: what is shared is the template's own start.
-                nonce = Random(f"{self._seed}/{repetition}").randrange(10**6)
+                nonce = str(Random(f"{self._seed}/{repetition}").randrange(10**6))
+                self.nonces.append(nonce)
                 for case in CASES:
                     sample = _turn(terminal, case, f"{nonce}: {_QUESTIONS[case]}", repetition)
                     if repetition >= 0:

@@ -35,13 +35,16 @@ async def type_message(
     """
     typed: TypedAhead | None = None
     settled: asyncio.Task[None] | None = None
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
     try:
-        for part in parts:
+        for number, part in enumerate(parts, start=1):
             if settled is None or settled.done():
                 request = ResponseRequest(input=part, previous_response_id=previous_response_id)
                 typed = await client.type_ahead(request, typed)
                 settled = asyncio.create_task(typed.settled())
-            await asyncio.sleep(type_ms / 1e3)
+            # from the beginning on, so that what sleeps are late by does not add up
+            await asyncio.sleep(max(0.0, began_s + number * type_ms / 1e3 - clock()))
     finally:
         if settled is not None:
             settled.cancel()

@@ -8,11 +8,13 @@ is rewritten at the end, from all documents that there are.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,8 +25,9 @@ from chatrt.cli.bench_output import EXIT_INTERRUPTED, JsonOption, SaveOption
 from chatrt.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from chatrt.bench.readme import Page
     from chatrt.bench.suite import Run
 
 
@@ -50,15 +53,18 @@ def all_(
 
     One that was interrupted goes on with --keep. Peers are measured where they are installed.
     """
-    _check_page(readme, plots)
-    if readme is not None:
+    page = _check_page(readme, plots)
+    if page is not None:
         _tell_changes()
+    _check_folder(save)
     run = _AllRuns(folder, _chosen(only), as_json=json)
-    run.play(keep=keep)
+    run.documents()  # those that cannot be used are told now
+    with _ended_like_ctrl_c():
+        run.play(keep=keep)
     documents = run.documents()
     run.show(documents, save)
-    if readme is not None:
-        _rewrite(readme, plots, documents)
+    if page is not None:
+        _update(page, plots, documents, complete=not run.interrupted and not run.failed)
     if run.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if run.failed:
@@ -94,17 +100,19 @@ class _AllRuns:
                 typer.echo(f"chatrt: {run.command} ended with {code}", err=True)
 
     def documents(self) -> dict[str, dict[str, Any]]:
-        """Those that lie in the folder, of this run or an earlier one, by the name of their run."""
-        import msgspec
+        """Those that lie in the folder, of this run or an earlier one, by the name of their run.
 
+        Raises:
+            InvalidValue: One of them cannot be used.
+        """
+        from chatrt.bench.comparison import read_document
+        from chatrt.bench.readme import check_documents
         from chatrt.bench.suite import RUNS
 
         files = {run.name: self._file(run) for run in RUNS}
-        return {
-            name: msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-            for name, file in files.items()
-            if file.exists()
-        }
+        documents = {name: read_document(file) for name, file in files.items() if file.exists()}
+        check_documents(documents, self._folder)
+        return documents
 
     def show(self, documents: Mapping[str, Mapping[str, Any]], save: Path | None) -> None:
         """Print the table, and one line of JSON last."""
@@ -179,17 +187,50 @@ def _has_llama() -> bool:
     return subprocess.run([default_peer_python(), "-c", code], check=False).returncode == 0
 
 
-def _check_page(readme: Path | None, plots: Path | None) -> None:
-    """Raise InvalidValue where a page or its plots could not be written: before an hour's work."""
-    from chatrt.bench.plots import require_matplotlib
-    from chatrt.bench.readme import around_figures
+def _check_page(readme: Path | None, plots: Path | None) -> Page | None:
+    """The page, if it and its plots can be written: known before an hour's work.
 
-    if readme is not None:
-        around_figures(readme)
+    Raises:
+        InvalidValue: They cannot.
+    """
+    from chatrt.bench.plots import require_matplotlib
+    from chatrt.bench.readme import Page
+
     if plots is not None:
         if readme is None:
             raise InvalidValue("--plots is where the plots of a page go, it needs --readme")
         require_matplotlib()
+    page = None if readme is None else Page.read(readme)
+    if plots is not None:
+        try:
+            plots.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidValue(f"--plots {plots} cannot be made: {error.strerror}") from error
+    return page
+
+
+def _check_folder(save: Path | None) -> None:
+    """Raise InvalidValue where a document could not be saved."""
+    if save is not None and not os.access(save.parent, os.W_OK):
+        raise InvalidValue(f"--save {save} cannot be written: {save.parent} is no such folder")
+
+
+@contextlib.contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Signals that end a program are told to what is measured, as Ctrl+C is: nothing runs on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (getattr(signal, name) for name in names)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _tell_changes() -> None:
@@ -206,10 +247,26 @@ def _tell_changes() -> None:
         )
 
 
-def _rewrite(readme: Path, plots: Path | None, documents: Mapping[str, Mapping[str, Any]]) -> None:
+def _update(
+    page: Page,
+    plots: Path | None,
+    documents: Mapping[str, Mapping[str, Any]],
+    *,
+    complete: bool,
+) -> None:
+    """Rewrite the page, unless that would take figures off it, or mix old ones with new ones."""
+    lost = [name for name in page.shown if name not in documents]
+    if not complete or lost:
+        reason = f"not measured here: {', '.join(lost)}" if lost else "not all was measured"
+        typer.echo(f"{page.path.name} is left as it was, {reason}; --keep goes on", err=True)
+        return
+    _rewrite(page, plots, documents)
+
+
+def _rewrite(page: Page, plots: Path | None, documents: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw the page's plots and put its figures in."""
     from chatrt.bench.plots import draw_document
-    from chatrt.bench.readme import figures_markdown, rewrite
+    from chatrt.bench.readme import figures_markdown
     from chatrt.bench.suite import RUNS
 
     places: dict[str, str] = {}
@@ -219,10 +276,10 @@ def _rewrite(readme: Path, plots: Path | None, documents: Mapping[str, Mapping[s
         document = documents[run.name]
         for path in draw_document(document, plots, only=run.plots, suffixes=("png",)):
             name = path.name.removesuffix("-light.png").removesuffix("-dark.png")
-            place = os.path.relpath(path.parent / name, readme.parent)
+            place = os.path.relpath(path.resolve().parent / name, page.path.parent)
             places[name.replace("-", " ")] = Path(place).as_posix()
-    rewrite(readme, figures_markdown(documents, places))
-    typer.echo(f"rewritten: the figures of {readme}", err=True)
+    page.rewrite(figures_markdown(documents, places))
+    typer.echo(f"rewritten: the figures of {page.path.name}", err=True)
 
 
 def _chosen(only: str | None) -> list[Run]:

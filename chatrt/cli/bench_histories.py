@@ -40,7 +40,7 @@ from chatrt.cli.bench_server import (
     model_of,
     where_text,
 )
-from chatrt.errors import ChatrtError, InvalidValue
+from chatrt.errors import ChatrtError, InvalidValue, PeerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,6 +123,8 @@ def histories(
     draw(plot, document)
     if run.failure is not None:
         raise run.failure
+    if run.peer_failure is not None:
+        raise PeerFailed(run.peer_failure)
     if run.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -145,6 +147,11 @@ class _HistoriesRun:
         self._num_planned = num_planned(options, restored=restart)
         self._peer: LlamaPeer | None = None
         self._model: str | None = None
+
+    @property
+    def peer_failure(self) -> str | None:
+        """How the peer was lost on the way, None if it was not."""
+        return None if self._peer is None else self._peer.failure
 
     @contextlib.contextmanager
     def peer(self, python: Path | None) -> Iterator[None]:
@@ -203,8 +210,8 @@ class _HistoriesRun:
         ]
         if self._restart:
             notes.append(f"The server was killed {self._settle_s:g} s after the last answer.")
-        if self._peer is not None and self._peer.failure is not None:
-            notes.append(f"{self._peer.failure}; it took no further part.")
+        if self.peer_failure is not None:
+            notes.append(f"{self.peer_failure}; it took no further part.")
         if self.interrupted:
             notes.insert(0, "Interrupted: these are the turns that had ended.")
         return histories_report(self._figures(), notes)
@@ -273,7 +280,7 @@ class _HistoriesRun:
                 length: {**one.pop("cases"), **one} for length, one in by_history.items()
             },
             "samples": [dataclasses.asdict(sample) for sample in self.samples],
-            "peer_failure": None if self._peer is None else self._peer.failure,
+            "peer_failure": self.peer_failure,
             "peer_samples": None
             if self._peer is None
             else [dataclasses.asdict(sample) for sample in self._peer.samples],

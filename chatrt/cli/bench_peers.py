@@ -109,6 +109,8 @@ def peers(
         raise run.failure
     if run.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
+    if run.lost:
+        raise PeerFailed(f"not all peers that are installed came to the end: {', '.join(run.lost)}")
 
 
 class _PeersRun:
@@ -124,6 +126,7 @@ class _PeersRun:
         self._missing: dict[str, list[str]] = {}
         self._versions: dict[str, dict[str, str | None]] = {}
         self._unusable: dict[str, str] = {}  # sentences, by engine
+        self._not_loaded: list[str] = []
         self._bench: PeersBench | None = None
         self._stall: StallBench | None = None
         self._path = local_model(choice, needed_by="bench peers")
@@ -152,6 +155,12 @@ class _PeersRun:
                     param="--peer-python",
                 )
             yield
+
+    @property
+    def lost(self) -> list[str]:
+        """Peers that are installed and could not load the model, or were lost on the way."""
+        failures = {} if self._bench is None else self._bench.failures
+        return self._not_loaded + [self._processes[engine].name for engine in failures]
 
     def play(self) -> dict[str, Any]:
         """Measure, and return the document.
@@ -235,6 +244,7 @@ class _PeersRun:
                     loaded.append(process)
                 except PeerFailed as error:
                     self._unusable[engine] = error.message
+                    self._not_loaded.append(process.name)
         return loaded
 
     def _measure_gaps(self, server: Measured) -> None:

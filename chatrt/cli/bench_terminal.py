@@ -7,6 +7,7 @@ Invariant: what had been measured is shown, whatever ends the run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import sys
 import tempfile
@@ -35,14 +36,17 @@ from chatrt.cli.bench_server import (
     model_of,
     where_text,
 )
-from chatrt.errors import InvalidValue, ServerUnavailable
+from chatrt.errors import ChatrtError, InvalidValue, ServerUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from chatrt.bench.terminal import TerminalBench
     from chatrt.bench.terminal_report import TerminalFigures
     from chatrt.cli.bench_server import Measured, ServerChoice
+    from chatrt.launch import Endpoint
 
 
 def terminal(
@@ -139,7 +143,11 @@ class _TerminalRun:
                 seed=self._seed,
                 on_sample=advance,
             )
-            self._bench.run()
+            try:
+                self._bench.run()
+            finally:
+                if server.own is None:  # its conversations are in somebody's list
+                    asyncio.run(_delete(endpoint, self._bench.nonces))
 
     def _figures(self) -> TerminalFigures:
         from chatrt.bench.terminal_report import terminal_figures
@@ -164,6 +172,18 @@ class _TerminalRun:
                 "paints": [dataclasses.asdict(one) for one in bench.paints] if bench else [],
             },
         }
+
+
+async def _delete(endpoint: Endpoint, nonces: Sequence[str]) -> None:
+    """Delete the conversations whose titles begin with these numbers; a server may be gone."""
+    from chatrt.client import HttpRoutes
+
+    http = HttpRoutes(endpoint.url, api_key=endpoint.api_key)
+    with contextlib.suppress(ChatrtError):
+        for nonce in nonces:
+            for found in await http.conversations(nonce):
+                if str(found.get("title")).startswith(f"{nonce}:"):
+                    await http.delete_conversation(str(found["id"]))
 
 
 def register(group: typer.Typer) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 3.0  # an answer waits for one step of the engine; quitting may wait for an answer
 _LEAST_INTERVAL_S = 0.1
+_MOST_INTERVAL_S = 3600.0
 _PIPE_CELLS = 140
 
 
@@ -37,7 +38,10 @@ def top(
         Path | None, typer.Option(help="File with the API key; default: the generated one.")
     ] = None,
     interval: Annotated[
-        float, typer.Option(min=_LEAST_INTERVAL_S, help="Seconds between two looks.")
+        float,
+        typer.Option(
+            min=_LEAST_INTERVAL_S, max=_MOST_INTERVAL_S, help="Seconds between two looks."
+        ),
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one look as a table.")] = False,
     as_json: common.JsonOption = False,

@@ -71,6 +71,11 @@ class Admission:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def num_answers(self) -> int:
+        """Turns in the queue that somebody waits for."""
+        return sum(_rank(request)[0] == _ANSWERS for request in self._waiting)
+
     def put(self, request: TurnRequest) -> None:
         """Queue a request.
 

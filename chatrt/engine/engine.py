@@ -71,7 +71,7 @@ class Engine:
         self._scheduler = scheduler
         self._drafting = Drafting(drafter, depth, max_tokens=limits.num_drafts, clock=clock)
         self._clock = clock
-        self._admission = Admission(sessions, limits)
+        self.admission = Admission(sessions, limits)
         self._residency = Residency(
             sessions, max_sessions=limits.max_parked, on_close=self._drafting.close
         )
@@ -103,7 +103,7 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Turns in the queue."""
-        return len(self._admission)
+        return len(self.admission)
 
     def submit(self, request: TurnRequest) -> None:
         """Queue a turn; a half-typed turn of the same lane gives way to it at once.
@@ -120,7 +120,7 @@ class Engine:
             return
         try:
             self._starting.check_ids(request)
-            self._admission.put(request)
+            self.admission.put(request)
         except ChatrtError as error:
             self._turns.refuse(request, FinishReason.FAILED, error)
 
@@ -135,7 +135,7 @@ class Engine:
 
     def cancel(self, response_id: str) -> bool:
         """End a turn now, queued or running; whether there was one."""
-        for request in self._admission.take(lambda r: r.response_id == response_id):
+        for request in self.admission.take(lambda r: r.response_id == response_id):
             self._turns.refuse(request, FinishReason.CANCELLED)
             return True
         turn = self._turns.by_response.get(response_id)
@@ -228,15 +228,15 @@ class Engine:
     def _admit(self) -> bool:
         """Start what may start; whether anything left the queue."""
         admitted = False
-        while len(self._admission):
+        while len(self.admission):
             try:
-                request = self._admission.next([turn.running for turn in self._turns])
+                request = self.admission.next([turn.running for turn in self._turns])
             except OutOfPages as error:
-                self._turns.refuse(self._admission.refuse_first(), FinishReason.FAILED, error)
+                self._turns.refuse(self.admission.refuse_first(), FinishReason.FAILED, error)
                 admitted = True
                 continue
             if request is None:
-                if self._admission.holds_answer_up(self._turns.answers()) and self._give_way():
+                if self.admission.holds_answer_up(self._turns.answers()) and self._give_way():
                     continue
                 return admitted
             admitted = True
@@ -392,7 +392,7 @@ class Engine:
 
     def _end_all(self, matches: Callable[[TurnRequest], bool]) -> None:
         """End the turns whose requests match, queued or running, as cancelled."""
-        for request in self._admission.take(matches):
+        for request in self.admission.take(matches):
             self._turns.refuse(request, FinishReason.CANCELLED)
         for turn in self._turns.matching(matches):
             turn.finish = FinishReason.CANCELLED

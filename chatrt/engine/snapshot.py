@@ -74,7 +74,10 @@ class TurnSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The running turns in the order in which they began, the queue's length, the pages."""
+    """The running turns in the order in which they began, the pages.
+
+    `num_waiting` turns are in the queue that somebody waits for.
+    """
 
     turns: tuple[TurnSnapshot, ...]
     num_waiting: int
@@ -84,7 +87,7 @@ class EngineSnapshot:
 def take_snapshot(engine: Engine) -> EngineSnapshot:
     """The engine between two steps; on its own thread only."""
     turns = tuple(_turn_snapshot(turn) for turn in engine.turns)
-    return EngineSnapshot(turns, engine.num_waiting, engine.sessions.figures())
+    return EngineSnapshot(turns, engine.admission.num_answers, engine.sessions.figures())
 
 
 def _turn_snapshot(turn: LiveTurn) -> TurnSnapshot:

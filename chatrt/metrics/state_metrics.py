@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge
 
+from chatrt.archive.faults import Fault
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -28,8 +30,9 @@ _PAGE_STATES = ("free", "held", "cached", "shared")
 class EngineFigures:
     """The engine between two steps: pages, queue, and what it did since its start.
 
-    `num_running` turns run that somebody waits for, `num_waiting` are in the queue. `num_steps` did
-    something, in `step_ns` together; `num_out_of_memory` failed for want of the device's memory.
+    `num_running` turns run that somebody waits for, `num_waiting` such turns are in the queue.
+    `num_steps` did something, in `step_ns` together; `num_out_of_memory` failed for want of the
+    device's memory.
     """
 
     pool: PoolFigures
@@ -49,7 +52,8 @@ class StateMetrics:
         self._add_pages(kv_bytes)
         sessions = self._gauge(
             "sessions",
-            "Sessions by state: active ones run a turn, parked ones wait for the next.",
+            "Sessions by state: active ones run a turn or are prepared for their next one at idle "
+            "time, parked ones wait for it.",
             "state",
         )
         self._sessions = {state: sessions.labels(state) for state in ("active", "parked")}
@@ -57,7 +61,9 @@ class StateMetrics:
             "turns_running",
             "Turns under way that somebody waits for: neither typing ahead nor idle work.",
         )
-        self._waiting = self._gauge("queue_length", "Turns that wait to be admitted.")
+        self._waiting = self._gauge(
+            "queue_length", "Turns that wait to be admitted, and somebody for them."
+        )
         self._connections = self._gauge("ws_connections", "Open WebSocket connections.")
         self._outboxes = self._gauge(
             "ws_outbox_bytes", "Bytes that wait to be sent on all connections, roughly."
@@ -123,6 +129,8 @@ class StateMetrics:
             "KV pages that could not be kept or were not used, by reason.",
             "reason",
         )
+        for reason in Fault:  # a rate needs the zero before the first one
+            self._failures.labels(reason.value)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"chatrt_{name}", text, labels, registry=self._registry)

@@ -113,13 +113,13 @@ class TurnMetrics:
     def _count_drafts(self, figures: SpeculationFigures) -> None:
         self._passes.inc(figures.steps)
         self._emitted.inc(figures.emitted)
+        self._drafting.inc(figures.draft_ms / 1e3)
         if not figures.drafted:
             return
         # A turn names who drafted most first: the same drafters in any order are one label.
         drafter = "+".join(sorted(figures.drafter.split("+")))
         self._drafts["drafted"].labels(drafter).inc(figures.drafted)
         self._drafts["accepted"].labels(drafter).inc(figures.accepted)
-        self._drafting.inc(figures.draft_ms / 1e3)
         for kind, counts in (
             ("drafted", figures.drafted_per_position),
             ("accepted", figures.accepted_per_position),
@@ -134,7 +134,9 @@ class TurnMetrics:
         )
         self._queue = self._times("request_queue", "From tokenised to admitted.")
         self._prefill = self._times(
-            "request_prefill", "From admitted to the first token chosen, restoring included."
+            "request_prefill",
+            "From admitted to the first token chosen, or to the prompt's end where none is; "
+            "restoring included.",
         )
         self._decode = self._times(
             "request_decode", "From the first token to the last.", LATENCY_BUCKETS_S

@@ -80,7 +80,7 @@ class Measured:
         return EngineFigures(
             engine.sessions.figures(),
             num_running=len(engine.turns.answers()),
-            num_waiting=engine.num_waiting,
+            num_waiting=engine.admission.num_answers,
             num_steps=self._host.steps.num_steps,
             step_ns=self._host.steps.step_ns,
             num_out_of_memory=self._host.num_out_of_memory,

@@ -54,9 +54,9 @@ class LiveServer(msgspec.Struct, frozen=True, kw_only=True):
     """The whole server: counts only, of all keys together.
 
     `num_running` turns are attached to a session, beside those that nobody asked for (`prepared`);
-    `phases` counts both by phase. `num_waiting` are in the engine's queue. `pages` has `free`,
-    `held`, `cached`, `shared` and `total`: free + held = total, cached and shared are among the
-    held. `archived` counts pages by where they are kept besides.
+    `phases` counts both by phase. `num_waiting` wait in the engine's queue, and somebody for them.
+    `pages` has `free`, `held`, `cached`, `shared` and `total`: free + held = total, cached and
+    shared are among the held. `archived` counts pages by where they are kept besides.
     """
 
     model: str = ""

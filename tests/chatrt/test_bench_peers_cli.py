@@ -164,6 +164,22 @@ async def test_ctrl_c_while_a_peer_computes_prints_what_had_ended_and_leaves_no_
     assert workers == []
 
 
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_peer_that_is_lost_on_the_way_is_no_success(
+    model_cache: ModelCache, tmp_path: Path, chatrt_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_cache.share_with(chatrt_home)
+    install_fake_llama(tmp_path / "fake", monkeypatch)
+    monkeypatch.setenv("FAKE_LLAMA_CRASHES_AT", "0.128:")
+    result = await invoke("peers", *QUICK, "--no-gaps", *HERE)
+    assert result.exit_code == 1
+    assert "not all peers that are installed came to the end: llama.cpp" in result.stderr
+    document = last_line(result.stdout)
+    assert document["by_history"]["64"]["ratio"]["ttft_warm"]["llama_cpp"]["n"] == 1
+
+
 def _is_worker(process: psutil.Process, fake: Path) -> bool:
     """Whether it is a peer's process of this test, by its environment."""
     try:

@@ -9,10 +9,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
-from chatrt.bench.readme import BEGIN, END, figures_markdown, rewrite
+from chatrt.bench.readme import BEGIN, END, Page, check_documents, figures_markdown
 from chatrt.bench.suite import ROWS, RUNS, Document, Figure
 from chatrt.cli.main import app
 from chatrt.errors import InvalidValue
@@ -105,10 +106,16 @@ def test_pictures_have_a_version_for_dark_pages() -> None:
 
 def test_only_what_is_between_the_markers_is_rewritten(tmp_path: Path) -> None:
     page = tmp_path / "README.md"
-    page.write_text(PAGE, encoding="utf-8")
-    rewrite(page, "new")
-    assert page.read_text(encoding="utf-8") == PAGE.replace("old", "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    link = tmp_path / "link.md"
+    link.symlink_to(page)
+    for text in (PAGE, PAGE.replace("\n", "\r\n")):
+        page.write_bytes(text.encode())
+        page.chmod(0o640)
+        Page.read(link).rewrite("new")
+        assert page.read_bytes().decode() == text.replace("old", "new")
+        assert page.stat().st_mode & 0o777 == 0o640
+        assert link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "link.md"]
 
 
 @pytest.mark.parametrize(
@@ -118,8 +125,42 @@ def test_a_page_without_its_markers_is_left_alone(text: str, tmp_path: Path) -> 
     page = tmp_path / "README.md"
     page.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidValue, match="needs the lines"):
-        rewrite(page, "new")
+        Page.read(page)
     assert page.read_text(encoding="utf-8") == text
+
+
+def test_a_measurement_without_its_figure_says_so_beside_its_bar() -> None:
+    block = figures_markdown({"peers": MACHINE}, {})
+    assert "**not measured** | ≥ 2.5; – | `chatrt bench peers` |" in block
+
+
+def test_documents_of_two_machines_make_no_page(tmp_path: Path) -> None:
+    other = MACHINE | {"machine": {"processor": "Another CPU", "num_cores": 8}}
+    check_documents({"step": MACHINE, "quality": MACHINE}, tmp_path)
+    with pytest.raises(InvalidValue, match="step on A CPU, 2 cores; quality on Another CPU, 8"):
+        check_documents({"step": MACHINE, "quality": other}, tmp_path)
+
+
+@pytest.mark.parametrize("content", ['{"benchmark": "step", "gi', "[]", "{}", "\xff"])
+def test_a_damaged_document_is_told_by_its_name_before_anything_is_measured(
+    content: str, tmp_path: Path
+) -> None:
+    (tmp_path / "step.json").write_bytes(content.encode("latin-1"))
+    result = runner.invoke(app, ["bench", "all", str(tmp_path), "--only", "bookkeeping"])
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'step.json'} is not the" in result.stderr
+    assert not (tmp_path / "bookkeeping.json").exists()
+
+
+def test_figures_of_a_page_that_were_not_measured_are_not_taken_off_it(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(PAGE.replace("old", "| x | 1 | `chatrt bench quality` |"), encoding="utf-8")
+    before = page.read_text(encoding="utf-8")
+    arguments = [str(tmp_path / "documents"), "--only", "bookkeeping", "--readme", str(page)]
+    result = runner.invoke(app, ["bench", "all", *arguments, "--json"])
+    assert result.exit_code == 0
+    assert "README.md is left as it was, not measured here: quality" in result.stderr
+    assert page.read_text(encoding="utf-8") == before
 
 
 def test_the_projects_own_page_has_the_markers() -> None:
@@ -156,6 +197,7 @@ def test_a_run_leaves_its_document_and_a_rewritten_page(tmp_path: Path) -> None:
         (("--readme", "none.md"), "none.md cannot be read: No such file or directory"),
         (("--readme", "bare.md"), "bare.md needs the lines"),
         (("--plots", "plots"), "--plots is where the plots of a page go, it needs --readme"),
+        (("--save", "no/where.json"), "where.json cannot be written"),
     ],
 )
 def test_a_page_that_could_not_be_written_is_told_before_anything_is_measured(
@@ -189,7 +231,10 @@ def test_a_measurement_that_does_not_exist_is_one_sentence(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-def test_ctrl_c_ends_the_measurement_that_runs_and_leaves_no_half_document(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_the_measurement_that_runs_and_leaves_no_half_document(
+    name: str, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "chatrt", "bench", "all", str(tmp_path), "--json"]
     with subprocess.Popen(
         [*command, "--only", "bookkeeping"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -198,8 +243,18 @@ def test_ctrl_c_ends_the_measurement_that_runs_and_leaves_no_half_document(tmp_p
         while b"1 of 1: chatrt bench bookkeeping" not in process.stderr.readline():
             assert process.poll() is None
         time.sleep(0.2 * time_scale())
-        process.send_signal(signal.SIGINT)
+        process.send_signal(getattr(signal, name))
         stdout, stderr = process.communicate()
     assert process.returncode == 130, stderr
     assert json.loads(stdout)["interrupted"] is True
+    assert not _running(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def _running(word: str) -> list[int]:
+    """Processes that have it in their command line."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(word in part for part in process.info["cmdline"] or ())
+    ]

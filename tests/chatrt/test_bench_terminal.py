@@ -27,6 +27,20 @@ def screen(*lines: str) -> Screen:
     return shown
 
 
+def test_a_painting_reads_the_same_wherever_its_reads_are_cut() -> None:
+    painting = (
+        "\x1b[?1049h\x1b]0;title\x07\x1bP+q\x1b\\\x1b[1;3H\x1b[1;38;5;4mone\x1b[0m\r\n"
+        "two\x1b[3;1H\x1b[48;2;1;2;3m ▌ three \x1b[m\x1b7"
+    )
+    whole = screen(painting)
+    assert "three" in str(whole)
+    for cut in range(len(painting)):
+        halves = screen()
+        halves.write("\x1b[1;1H" + painting[:cut])
+        halves.write(painting[cut:])
+        assert halves.lines() == whole.lines(), cut
+
+
 @pytest.mark.parametrize(
     ("lines", "begun"),
     [

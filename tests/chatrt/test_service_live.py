@@ -17,6 +17,7 @@ from chatrt.testing.engine import tiny_engine, turn_request
 from chatrt.testing.serving import calling
 from chatrt.testing.serving import serving as serving_port
 from chatrt.testing.tokenizer import tiny_tokenizer
+from chatrt.turn import TurnKind
 from chatrt.wire.live import Acceptance, LiveFigures, RecentTurn, Sockets, Steps
 from chatrt.wire.log import DELTA
 from chatrt.wire.messages import ConversationCreate
@@ -238,3 +239,10 @@ def test_phases_follow_what_the_engine_does_with_a_turn(tokenizer: Tokenizer) ->
     assert take_snapshot(engine).turns[0].phase == "decode"
     engine.pause("a")
     assert take_snapshot(engine).turns[0].phase == "paused"
+
+
+def test_what_is_prepared_at_idle_time_waits_for_nobody(tokenizer: Tokenizer) -> None:
+    engine = tiny_engine(tokenizer)
+    engine.submit(turn_request("a", tokenizer.encode("hello"), kind=TurnKind.PREPARED))
+    assert engine.num_waiting == 1
+    assert take_snapshot(engine).num_waiting == 0

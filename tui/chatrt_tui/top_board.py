@@ -41,8 +41,8 @@ class Board(Vertical):
         & #meters { height: 2; }
         & .line { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
         & .title { color: $text-muted; }
-        & .server { width: auto; max-width: 100%; padding-right: 2; }
-        & .state { width: 1fr; text-align: right; }
+        & .server { width: 1fr; padding-right: 2; }
+        & .state { width: auto; }
     }
     """
 
