@@ -14,6 +14,7 @@ import torch
 
 from chatrt.errors import ModelError
 from chatrt_kernels import pages
+from chatrt_kernels.kv_formats import KVFormat, bytes_per_head
 from chatrt_kernels.ops import KVLayer, KVLayout
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
     from chatrt.session import PageCopy
 
-# Dtypes that are stored with a float32 scale per token and head.
-_SCALED_DTYPES = (torch.int8,)
-_SCALE_BYTES = 4
 # In `data` [layers, 2, num_pages, …] as in `scales`.
 _PAGE_DIM = 2
 
@@ -34,8 +32,8 @@ _PAGE_DIM = 2
 class PageContents:
     """The bytes of some pages, pages first: each page is one contiguous run.
 
-    `data` is `[num_pages, layers, 2, page_size, kv_heads, head_dim]`, `scales` (quantised caches
-    only) `[num_pages, layers, 2, page_size, kv_heads]` float32.
+    `data` is `[num_pages, layers, 2, page_size, kv_heads, stored_width]`, `scales` (quantised
+    caches only) `[num_pages, layers, 2, page_size, kv_heads, …]`.
     """
 
     data: Tensor
@@ -45,11 +43,11 @@ class PageContents:
 class KVCache:
     """Keys and values of all layers, in pages.
 
-    `data` is `[layers, 2, num_pages, page_size, kv_heads, head_dim]` (index 0 of the second
-    dimension: keys, 1: values); `scales`, for int8 only, `[layers, 2, num_pages, page_size,
-    kv_heads]` float32. Where `layout` is HEADS, pages lie outermost in memory, and the numbers of a
-    page in another order than the last three dimensions of `data` say; the views that `layer`
-    returns know it.
+    `data` is `[layers, 2, num_pages, page_size, kv_heads, stored_width]` (index 0 of the second
+    dimension: keys, 1: values); `scales`, for quantised formats only, `[layers, 2, num_pages,
+    page_size, kv_heads, …]`; widths and scales are those of `kv_formats`. Where `layout` is HEADS,
+    pages lie outermost in memory, and the numbers of a page in another order than the last three
+    dimensions of `data` say; the views that `layer` returns know it.
     """
 
     __slots__ = ("_layers", "data", "layout", "scales")
@@ -57,8 +55,9 @@ class KVCache:
     def __init__(
         self, data: Tensor, scales: Tensor | None = None, *, layout: KVLayout = KVLayout.ROWS
     ) -> None:
-        assert (scales is not None) == (data.dtype in _SCALED_DTYPES), f"scales of {data.dtype}"
-        assert scales is None or scales.shape == data.shape[:-1], f"{scales.shape}, {data.shape}"
+        quantised = KVFormat.of(data.dtype) is not KVFormat.FLOAT
+        assert (scales is not None) == quantised, f"scales of {data.dtype}"
+        assert scales is None or scales.shape[:5] == data.shape[:5], f"{scales.shape}, {data.shape}"
         assert scales is None or layout is KVLayout.ROWS, f"scales with {layout}"
         self.data = data
         self.scales = scales
@@ -86,11 +85,12 @@ class KVCache:
     ) -> KVCache:
         """A cache of unwritten pages; what they hold is arbitrary."""
         rows = (num_layers, 2, num_pages, page_size, kv_heads)
-        scales = None
-        if dtype in _SCALED_DTYPES:
-            scales = torch.empty(rows, dtype=torch.float32, device=device)
+        scales, kind = None, KVFormat.of(dtype)
+        if (of_head := kind.scale_shape(head_dim)) is not None:
+            scales = torch.empty((*rows, *of_head), dtype=kind.scale_dtype, device=device)
         if layout is KVLayout.ROWS:
-            return cls(torch.empty((*rows, head_dim), dtype=dtype, device=device), scales)
+            shape = (*rows, kind.stored_width(head_dim))
+            return cls(torch.empty(shape, dtype=dtype, device=device), scales)
         # All that a token position has lies together: pages fill memory one after the other.
         by_page = (num_pages, num_layers, 2, page_size, kv_heads, head_dim)
         pages_first = torch.empty(by_page, dtype=dtype, device=device)
@@ -155,8 +155,7 @@ class KVCache:
         *, num_layers: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> int:
         """Bytes that one page takes over all layers, keys, values and scales together."""
-        bytes_per_head = head_dim * dtype.itemsize + _SCALE_BYTES * (dtype in _SCALED_DTYPES)
-        return num_layers * 2 * page_size * kv_heads * bytes_per_head
+        return num_layers * 2 * page_size * kv_heads * bytes_per_head(head_dim, dtype)
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return (self.data,) if self.scales is None else (self.data, self.scales)

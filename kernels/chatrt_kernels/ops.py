@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from chatrt_kernels.kv_formats import KVFormat
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -68,17 +70,28 @@ class KVLayout(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """The paged keys and values of one layer.
+    """The paged keys and values of one layer, in a format of `kv_formats`.
 
-    `keys`, `values`: `[num_pages, page_size, kv_heads, head_dim]`, with the strides of the cache's
-    `KVLayout`; the scales, present for quantised dtypes only, `[num_pages, page_size, kv_heads]`
-    float32.
+    `keys`, `values`: `[num_pages, page_size, kv_heads, stored_width]`, with the strides of the
+    cache's `KVLayout`; `stored_width` is `head_dim`, half of it for 4 bits. The scales, present for
+    quantised formats only, are `[num_pages, page_size, kv_heads, …]`, with the format's shape at
+    their end.
     """
 
     keys: Tensor
     values: Tensor
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and of values."""
+        return self.keys.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+        return self.keys.shape[3] * KVFormat.of(self.keys.dtype).codes_per_byte
 
 
 class Weight(Protocol):

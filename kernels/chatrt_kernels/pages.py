@@ -26,6 +26,7 @@ def copy_pages(
     All sources are read before any destination is written. Destinations must differ.
     """
     assert len(src_ids) == len(dst_ids), f"{len(src_ids)} sources, {len(dst_ids)} destinations"
+    kv = movable(kv)
     pages = kv.index_select(page_dim, _ids(src_ids, kv))
     kv.index_copy_(page_dim, _ids(dst_ids, kv), pages)
 
@@ -42,13 +43,20 @@ def gather_pages(kv: Tensor, page_ids: Sequence[int], *, page_dim: int) -> Tenso
 
     The other dimensions follow in the order that they have in `kv`.
     """
-    return kv.movedim(page_dim, 0).index_select(0, _ids(page_ids, kv))
+    gathered = movable(kv).movedim(page_dim, 0).index_select(0, _ids(page_ids, kv))
+    return gathered.view(kv.dtype)
 
 
 def scatter_pages(kv: Tensor, page_ids: Sequence[int], pages: Tensor, *, page_dim: int) -> None:
     """Write what `gather_pages` returned (from any device) onto `page_ids`, which must differ."""
     assert pages.shape[0] == len(page_ids), f"{pages.shape[0]} pages for {len(page_ids)} ids"
-    kv.movedim(page_dim, 0).index_copy_(0, _ids(page_ids, kv), pages.to(kv.device))
+    target, source = movable(kv), movable(pages.to(kv.device))
+    target.movedim(page_dim, 0).index_copy_(0, _ids(page_ids, kv), source)
+
+
+def movable(tensor: Tensor) -> Tensor:
+    """The same memory in a dtype that every indexing op takes: 8-bit floats as bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
 
 
 def _ids(page_ids: Sequence[int], kv: Tensor) -> Tensor:

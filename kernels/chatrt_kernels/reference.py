@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from chatrt_kernels import kv_formats
 from chatrt_kernels.formats import QuantizedTensor, dequantize
 from chatrt_kernels.ops import DirectProgram, KVLayout
+from chatrt_kernels.pages import movable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 # Decoding sequences are padded into batches of at most this many pages (3 MiB of the default
 # model's float32 keys): larger copies fall out of the caches and lose to one call per sequence.
 _MAX_BATCH_PAGES = 256
-_INT8_MAX = 127.0
 _FEW_ROWS = 8
 
 
@@ -140,7 +141,7 @@ class ReferenceOps:
     ) -> None:
         """Rotate q into `out` (which may be q) and k into the cache, where v follows unrotated."""
         num_rows = q.shape[0]
-        _, _, kv_heads, head_dim = kv.keys.shape
+        kv_heads, head_dim = kv.kv_heads, kv.head_dim
         num_heads = q.shape[1] // head_dim
         angles = rope.index_select(0, meta.positions).view(num_rows, 1, 2, head_dim // 2)
         turned = _rotated(torch.cat((q, k), dim=1), angles)
@@ -211,16 +212,12 @@ def _rotated(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def _write_rows(rows: Tensor, slots: Tensor, data: Tensor, scales: Tensor | None) -> None:
-    """Write rows `[rows, kv_heads, head_dim]` to their slots, quantised where there are scales."""
-    flat = data.view(-1, *data.shape[2:])
-    if scales is None:
-        flat.index_copy_(0, slots, rows.to(data.dtype))
-        return
-    row_scales = _widen(rows).abs().amax(-1) / _INT8_MAX
-    # a row of zeros has scale 0; dividing by the smallest normal number keeps it at 0
-    divisors = row_scales.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)
-    flat.index_copy_(0, slots, torch.round(rows / divisors).to(data.dtype))
-    scales.view(-1, scales.shape[2]).index_copy_(0, slots, row_scales.to(scales.dtype))
+    """Write rows `[rows, kv_heads, head_dim]` to their slots, as the pages store them."""
+    stored, row_scales = kv_formats.quantize(rows, data.dtype)
+    movable(data).view(-1, *data.shape[2:]).index_copy_(0, slots, movable(stored))
+    if scales is not None:
+        assert row_scales is not None
+        scales.view(-1, *scales.shape[2:]).index_copy_(0, slots, row_scales)
 
 
 def _select_pages(data: Tensor, page_ids: Tensor) -> Tensor:
@@ -228,14 +225,14 @@ def _select_pages(data: Tensor, page_ids: Tensor) -> Tensor:
     ids: list[int] = page_ids.tolist()
     first, end = ids[0], ids[0] + len(ids)
     # a session that grew alone lies in one piece, and copying its keys would double the time
-    return data[first:end] if ids == list(range(first, end)) else data.index_select(0, page_ids)
+    if ids == list(range(first, end)):
+        return data[first:end]
+    return movable(data).index_select(0, page_ids).view(data.dtype)
 
 
 def _as_rows(pages: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Selected pages, dequantised where there are scales: `[slots, kv_heads, head_dim]`."""
-    if scales is not None:
-        pages = pages * scales.unsqueeze(-1)
-    return pages.to(dtype).flatten(0, 1)
+    return kv_formats.dequantize(pages, scales, dtype).flatten(0, 1)
 
 
 def _num_pages(kv_len: int, page_size: int) -> int:
@@ -267,8 +264,7 @@ def _attend_sequence(
     q: Tensor, page_ids: Tensor, kv_len: int, kv: KVLayer, scale: float, *, out: Tensor
 ) -> None:
     """The rows `[rows, heads * head_dim]` of one sequence, at its last positions."""
-    num_rows = q.shape[0]
-    _, _, kv_heads, head_dim = kv.keys.shape
+    num_rows, kv_heads, head_dim = q.shape[0], kv.kv_heads, kv.head_dim
     # [kv_heads, heads per kv head, rows, head_dim]; a kv head is repeated by stride 0, not copied
     queries = q.view(num_rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     shape = (kv_heads, queries.shape[1], kv_len, head_dim)
@@ -299,7 +295,7 @@ def _attend_batch(
     chosen = torch.tensor(sequences, device=q.device)
     rows = meta.q_start.index_select(0, chosen).to(torch.int64)
     lengths = meta.kv_len.index_select(0, chosen)
-    _, page_size, kv_heads, head_dim = kv.keys.shape
+    page_size, kv_heads, head_dim = kv.keys.shape[1], kv.kv_heads, kv.head_dim
     num_pages = _num_pages(int(lengths.max()), page_size)
     page_ids = meta.page_table[chosen, :num_pages].flatten()
     mask = torch.arange(num_pages * page_size, device=q.device) < lengths[:, None]
@@ -307,7 +303,7 @@ def _attend_batch(
     padding = mask.logical_not().flatten().nonzero().flatten()
     keys, values = (
         _as_rows(
-            data.index_select(0, page_ids),
+            movable(data).index_select(0, page_ids).view(data.dtype),
             None if scales is None else scales.index_select(0, page_ids),
             q.dtype,
         )
