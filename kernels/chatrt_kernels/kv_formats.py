@@ -112,11 +112,16 @@ def dequantize(stored: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Ten
         case KVFormat.INT4:
             assert scales is not None
             codes = torch.cat((stored & 0x0F, stored >> 4), dim=-1)
-            groups = codes.unflatten(-1, (-1, INT4_GROUP)).float()
+            groups = _groups(codes).float()
             values = groups * scales[..., :1].float() + scales[..., 1:].float()
             return values.flatten(-2).to(dtype)
     assert scales is not None
     return (stored.float() * scales.unsqueeze(-1)).to(dtype)
+
+
+def _groups(numbers: Tensor) -> Tensor:
+    """`[..., head_dim]` as `[..., groups, INT4_GROUP]`."""
+    return numbers.reshape(*numbers.shape[:-1], -1, INT4_GROUP)
 
 
 def _scaled(rows: Tensor, largest: float) -> tuple[Tensor, Tensor]:
@@ -130,10 +135,10 @@ def _scaled(rows: Tensor, largest: float) -> tuple[Tensor, Tensor]:
 
 
 def _quantize_int4(rows: Tensor) -> tuple[Tensor, Tensor]:
-    groups = rows.to(torch.float32).unflatten(-1, (-1, INT4_GROUP))
+    groups = _groups(rows.to(torch.float32))
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     pair = torch.cat(((high - low) / _INT4_STEPS, low), dim=-1).to(torch.float16)
-    scale, minimum = pair.float().split(1, dim=-1)
+    scale, minimum = pair[..., :1].float(), pair[..., 1:].float()
     # where all are alike, the scale is 0 and so are the codes
     steps = (groups - minimum) / torch.where(scale > 0, scale, 1.0)
     codes = torch.round(steps).clamp_(0, _INT4_STEPS).to(torch.uint8).flatten(-2)

@@ -103,20 +103,30 @@ def gpu_weight(weight: Weight) -> GpuWeight:
     return weight
 
 
+def _groups(numbers: Tensor) -> Tensor:
+    """`[rows, n]` as `[rows, n / GROUP, GROUP]`."""
+    return numbers.reshape(numbers.shape[0], -1, GROUP)
+
+
+def _blocks(weight: QuantizedTensor) -> Tensor:
+    """The stored bytes `[rows, blocks, bytes of a block]`."""
+    return weight.data.reshape(weight.shape[0], -1, weight.format.bytes_per_block)
+
+
 def _values(codes: Tensor, scales: Tensor) -> Tensor:
     """Float32 numbers `[rows, in_features]` of codes and scales."""
     if codes.dtype is torch.uint8:
-        packed = codes.unflatten(-1, (-1, GROUP))
+        packed = _groups(codes)
         groups = torch.stack((packed & 0x0F, packed >> 4), dim=-2).flatten(-3, -2).float()
         return (groups * scales[..., :1].float() + scales[..., 1:].float()).flatten(-2)
-    groups = codes.unflatten(-1, (-1, GROUP)).float()
+    groups = _groups(codes).float()
     return (groups * scales.unsqueeze(-1).float()).flatten(-2)
 
 
 def _eight_bits(weight: QuantizedTensor) -> GpuWeight:
-    groups = dequantize(weight, torch.float32).unflatten(-1, (-1, GROUP))
+    groups = _groups(dequantize(weight, torch.float32))
     if weight.format is QuantFormat.Q8_0:
-        scales = weight.data.unflatten(-1, (-1, 34))[..., :2].contiguous().view(torch.float16)
+        scales = _blocks(weight)[..., :2].contiguous().view(torch.float16)
     else:
         scales = (groups.abs().amax(-1, keepdim=True) / 127).to(torch.float16)
     steps = groups / torch.where(scales == 0, 1, scales).float()
@@ -125,23 +135,23 @@ def _eight_bits(weight: QuantizedTensor) -> GpuWeight:
 
 
 def _four_bits(weight: QuantizedTensor) -> GpuWeight:
-    values = dequantize(weight, torch.float32).unflatten(-1, (-1, GROUP))
+    values = _groups(dequantize(weight, torch.float32))
     if weight.format is QuantFormat.Q4_K:
         low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
         pair = torch.cat(((high - low) / 15, low), dim=-1).to(torch.float16)
     else:
         pair = _stored_pair(weight)
-    step, minimum = pair.float().split(1, dim=-1)
+    step, minimum = pair[..., :1].float(), pair[..., 1:].float()
     steps = (values - minimum) / torch.where(step == 0, 1, step)
     codes = torch.round(steps).clamp_(0, 15).to(torch.uint8)
-    halves = codes.unflatten(-2, (-1, 2))  # [out, in / 64, 2, GROUP]
+    halves = codes.reshape(codes.shape[0], -1, 2, GROUP)
     packed = halves[..., 0, :] | halves[..., 1, :] << 4
     return GpuWeight(weight.shape, packed.flatten(-2).contiguous(), pair.contiguous())
 
 
 def _stored_pair(weight: QuantizedTensor) -> Tensor:
     """Steps and minima `[out, groups, 2]` of Q4_0 and Q4_1, as they are stored."""
-    blocks = weight.data.unflatten(-1, (-1, weight.format.bytes_per_block))
+    blocks = _blocks(weight)
     steps = blocks[..., :2].contiguous().view(torch.float16)
     if weight.format is QuantFormat.Q4_1:
         return torch.cat((steps, blocks[..., 2:4].contiguous().view(torch.float16)), dim=-1)
