@@ -47,12 +47,14 @@ class Batch:
     """What a forward reads; the tensors are views of the builder's, valid until its next `build`.
 
     `logit_rows` int64 `[num_logit_rows]` are the rows whose logits are wanted;
-    `logit_ranges[s]` says which of these belong to sequence s.
+    `logit_ranges[s]` says which of these belong to sequence s. The longest sequence has
+    `num_positions` positions.
     """
 
     meta: RowMeta
     logit_rows: torch.Tensor
     logit_ranges: tuple[range, ...]
+    num_positions: int
 
     @property
     def num_rows(self) -> int:
@@ -135,7 +137,9 @@ class BatchBuilder:
         else:
             self._fill_rows(rows, counts, num_rows)
             self._rows[3, : len(logit_rows)] = logit_rows
-        return self._hand_out(num_rows, num_sequences, len(logit_rows), logit_ranges)
+        num_positions = max((one.start + len(one.token_ids) for one in rows), default=0)
+        meta, wanted = self._hand_out(num_rows, num_sequences, len(logit_rows))
+        return Batch(meta, wanted, logit_ranges, num_positions)
 
     def _fill_bounds(self, rows: Sequence[BatchRows], counts: Sequence[int]) -> None:
         bounds, kv_from = self._bounds_view, self.max_sequences + 1
@@ -182,19 +186,23 @@ class BatchBuilder:
             logits[index] = logit_row
 
     def _hand_out(
-        self, num_rows: int, num_sequences: int, num_logits: int, ranges: tuple[range, ...]
-    ) -> Batch:
+        self, num_rows: int, num_sequences: int, num_logits: int
+    ) -> tuple[RowMeta, torch.Tensor]:
+        """Views of the device's tensors: metadata, rows whose logits are wanted."""
         # blocking: the host side is refilled by the next build
-        for host, twin in self._twins:
+        rows, pages, bounds = self._twins
+        for host, twin in (rows, bounds):
             if host is not twin:
                 twin.copy_(host)
+        if pages[0] is not pages[1]:  # the widest one: only what this batch has of it
+            pages[1][:num_sequences].copy_(pages[0][:num_sequences])
         meta = self._metas.get((num_rows, num_sequences))
         if meta is None:
             meta = self._metas[num_rows, num_sequences] = self._views(num_rows, num_sequences)
         logit_rows = self._logit_rows.get(num_logits)
         if logit_rows is None:
             logit_rows = self._logit_rows[num_logits] = self._twins[0][1][3, :num_logits]
-        return Batch(meta, logit_rows, ranges)
+        return meta, logit_rows
 
     def _views(self, num_rows: int, num_sequences: int) -> RowMeta:
         """Views of the filled part of the tensors, the same objects for the same sizes."""

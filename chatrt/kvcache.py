@@ -58,16 +58,13 @@ class KVCache:
         quantised = KVFormat.of(data.dtype) is not KVFormat.FLOAT
         assert (scales is not None) == quantised, f"scales of {data.dtype}"
         assert scales is None or scales.shape[:5] == data.shape[:5], f"{scales.shape}, {data.shape}"
-        assert scales is None or layout is KVLayout.ROWS, f"scales with {layout}"
         self.data = data
         self.scales = scales
         self.layout = layout
         # views, made once: a forward asks for each of them in every step
         self._layers = tuple(
-            _layer_view(keys, values, layout)
-            if scales is None
-            else KVLayer(keys, values, scales[layer, 0], scales[layer, 1])
-            for layer, (keys, values) in enumerate(data)
+            _layer_view(data[layer], None if scales is None else scales[layer], layout)
+            for layer in range(data.shape[0])
         )
 
     @classmethod
@@ -85,16 +82,19 @@ class KVCache:
     ) -> KVCache:
         """A cache of unwritten pages; what they hold is arbitrary."""
         rows = (num_layers, 2, num_pages, page_size, kv_heads)
-        scales, kind = None, KVFormat.of(dtype)
-        if (of_head := kind.scale_shape(head_dim)) is not None:
-            scales = torch.empty((*rows, *of_head), dtype=kind.scale_dtype, device=device)
-        if layout is KVLayout.ROWS:
-            shape = (*rows, kind.stored_width(head_dim))
-            return cls(torch.empty(shape, dtype=dtype, device=device), scales)
-        # All that a token position has lies together: pages fill memory one after the other.
-        by_page = (num_pages, num_layers, 2, page_size, kv_heads, head_dim)
-        pages_first = torch.empty(by_page, dtype=dtype, device=device)
-        return cls(pages_first.permute(1, 2, 0, 3, 4, 5), layout=layout)
+        kind = KVFormat.of(dtype)
+
+        def allocated(of_head: tuple[int, ...], its_dtype: torch.dtype) -> Tensor:
+            shape = (*rows, *of_head)
+            if layout is KVLayout.ROWS:
+                return torch.empty(shape, dtype=its_dtype, device=device)
+            # All that a token position has lies together: pages fill memory one after the other.
+            by_page = (num_pages, num_layers, 2, *shape[3:])
+            return torch.empty(by_page, dtype=its_dtype, device=device).movedim(0, _PAGE_DIM)
+
+        of_scales = kind.scale_shape(head_dim)
+        scales = None if of_scales is None else allocated(of_scales, kind.scale_dtype)
+        return cls(allocated((kind.stored_width(head_dim),), dtype), scales, layout=layout)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -161,14 +161,27 @@ class KVCache:
         return (self.data,) if self.scales is None else (self.data, self.scales)
 
 
-def _layer_view(keys: Tensor, values: Tensor, layout: KVLayout) -> KVLayer:
-    """One layer's pages `[num_pages, page_size, kv_heads, head_dim]`, however they lie."""
+def _layer_view(data: Tensor, scales: Tensor | None, layout: KVLayout) -> KVLayer:
+    """One layer's pages `[num_pages, page_size, kv_heads, …]`, however they lie.
+
+    `data` and `scales` are `[2, num_pages, page_size, kv_heads, …]`.
+    """
+    (keys, values), pair = data, (None, None) if scales is None else (scales[0], scales[1])
     if layout is KVLayout.ROWS:
-        return KVLayer(keys, values)
-    num_pages, page_size, kv_heads, head_dim = keys.shape
-    by_dimension = keys.view(num_pages, kv_heads, head_dim, page_size)
-    by_head = values.view(num_pages, kv_heads, page_size, head_dim)
-    return KVLayer(by_dimension.permute(0, 3, 1, 2), by_head.permute(0, 2, 1, 3))
+        return KVLayer(keys, values, *pair)
+    num_pages, page_size, kv_heads, width = keys.shape
+    by_head = values.view(num_pages, kv_heads, page_size, width)
+    return KVLayer(
+        _tokens_last(keys),
+        by_head.permute(0, 2, 1, 3),
+        *(None if one is None else _tokens_last(one) for one in pair),
+    )
+
+
+def _tokens_last(pages: Tensor) -> Tensor:
+    """`[num_pages, page_size, kv_heads, …]` over memory in which tokens come last."""
+    num_pages, page_size, *inside = pages.shape
+    return pages.view(num_pages, *inside, page_size).movedim(-1, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

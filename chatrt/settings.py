@@ -65,18 +65,19 @@ class Settings:
         ),
     ] = "auto"
     kv_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Literal["auto", "float32", "bfloat16", "float16", "bf16", "fp16", "fp8", "int8", "int4"],
         kinds.one_of(
-            *("auto", "float32", "bfloat16", "float16"),
-            doc="type of KV pages; auto is float16 with native kernels, else that of activations",
+            *("auto", "float32", "bfloat16", "float16", "bf16", "fp16", "fp8", "int8", "int4"),
+            doc="type of KV pages; auto is float16 with native kernels, else that of activations; "
+            "drafts keep 8 bits where the target has 4",
         ),
     ] = "auto"
     kernels: Annotated[
-        Literal["auto", "native", "reference"],
+        Literal["auto", "native", "triton", "reference"],
         kinds.one_of(
-            *("auto", "native", "reference"),
-            doc="what computes on a CPU: kernels compiled for it, or PyTorch; auto takes native "
-            "where there is a C++ compiler",
+            *("auto", "native", "triton", "reference"),
+            doc="what computes: kernels compiled for this CPU (native), Triton's on a GPU, or "
+            "PyTorch; auto takes the device's own where they can be had",
         ),
     ] = "auto"
     quantize: Annotated[

@@ -27,6 +27,9 @@ USER_MODELS = Paths.find(os.environ).cache / "models"
 def pytest_configure() -> None:
     # Read when torch is first imported, here and in the processes that tests start.
     os.environ.setdefault("OMP_NUM_THREADS", str(min(MAX_THREADS, os.cpu_count() or 1)))
+    # Triton's kernels run as Python, also where there is a GPU, which scripts/gpu_check.py is for.
+    # Read when they are first imported; who compiles them takes it away.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
     # Threads that spin while they wait collapse where other processes want the cores too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # A shell's background jobs ignore Ctrl+C, and so would every program that a test interrupts.

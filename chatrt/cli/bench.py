@@ -15,6 +15,7 @@ import typer
 from chatrt.cli import (
     bench_all,
     bench_histories,
+    bench_kv,
     bench_peers,
     bench_quality,
     bench_sessions,
@@ -80,6 +81,7 @@ def register(app: typer.Typer) -> None:
     bench_step.register(bench)
     bench_speculation.register(bench)
     bench_quality.register(bench)
+    bench_kv.register(bench)
     bench_histories.register(bench)
     bench_stall.register(bench)
     bench_terminal.register(bench)

@@ -8,24 +8,21 @@ is rewritten at the end, from all documents that there are.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import signal
 import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chatrt.cli.bench_child import ended_like_ctrl_c, measure_apart
 from chatrt.cli.bench_output import EXIT_INTERRUPTED, JsonOption, SaveOption
 from chatrt.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from chatrt.bench.readme import Page
     from chatrt.bench.suite import Run
@@ -59,7 +56,7 @@ def all_(
     _check_folder(save)
     run = _AllRuns(folder, _chosen(only), as_json=json)
     run.documents()  # those that cannot be used are told now
-    with _ended_like_ctrl_c():
+    with ended_like_ctrl_c():
         run.play(keep=keep)
     documents = run.documents()
     run.show(documents, save)
@@ -149,34 +146,15 @@ class _AllRuns:
     def _measure(self, run: Run) -> int:
         """Run one; its exit code. Its tables are ours, its document stays only if it ended well."""
         new = self._file(run).with_suffix(".new")
-        arguments = run.command_line(llama=self._llama)
-        command = [sys.executable, "-m", "chatrt", "bench", *arguments, "--save", str(new)]
-        # In a session of its own, so that Ctrl+C reaches it once, through us.
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, start_new_session=True
-        ) as process:
-            output = self._until_ended(process)
+        ended = measure_apart(run.command_line(llama=self._llama), new)
+        self.interrupted = self.interrupted or ended.interrupted
         if not self._as_json:
-            tables, _, _ = output.rstrip("\n").rpartition("\n")
-            typer.echo(tables)
-        if process.returncode == 0 and not self.interrupted:
+            typer.echo(ended.tables)
+        if ended.code == 0 and not ended.interrupted:
             os.replace(new, self._file(run))
         else:
             new.unlink(missing_ok=True)
-        return process.returncode
-
-    def _until_ended(self, process: subprocess.Popen[str]) -> str:
-        """What it printed. A first Ctrl+C asks it to show what it has, a second one ends it."""
-        try:
-            return process.communicate()[0]
-        except KeyboardInterrupt:
-            self.interrupted = True
-            process.send_signal(signal.SIGINT)
-        try:
-            return process.communicate()[0]
-        except KeyboardInterrupt:
-            process.kill()
-            raise
+        return ended.code
 
 
 def _has_llama() -> bool:
@@ -213,24 +191,6 @@ def _check_folder(save: Path | None) -> None:
     """Raise InvalidValue where a document could not be saved."""
     if save is not None and not os.access(save.parent, os.W_OK):
         raise InvalidValue(f"--save {save} cannot be written: {save.parent} is no such folder")
-
-
-@contextlib.contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
-    """Signals that end a program are told to what is measured, as Ctrl+C is: nothing runs on."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (getattr(signal, name) for name in names)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _tell_changes() -> None:

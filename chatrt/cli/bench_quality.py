@@ -142,7 +142,9 @@ def load_pair(
     serving = find_executor(settings, kernels, report)
     machine = serving.machine
     quantize = load_quantization(settings.quantize, native_kernels=machine.native)
-    exact = dataclasses.replace(machine, dtype=torch.float32, kv_dtype=torch.float32, native=False)
+    exact = dataclasses.replace(
+        machine, dtype=torch.float32, kv_dtype=torch.float32, kernels="reference"
+    )
     reference = Executor(ReferenceOps(torch.float32, machine.device), exact)
     torch.set_num_threads(machine.num_threads)
     served, held_to = (

@@ -249,7 +249,14 @@ def _target(
         machine.device,
     )
     kv = kv_cache(config, memory.num_pages, settings.page_size, executor)
-    return Target(decoder, kv, batches, tokenizer, executor.sampler_for(config))
+    return Target(
+        decoder,
+        kv,
+        batches,
+        tokenizer,
+        executor.sampler_for(config),
+        executor.sampling_device,
+    )
 
 
 def kv_cache(config: ModelConfig, num_pages: int, page_size: int, executor: Executor) -> KVCache:

@@ -141,7 +141,7 @@ def _device(settings: Settings) -> dict[str, Any]:
         "device": machine.device.type,
         "dtype": str(machine.dtype).removeprefix("torch."),
         "kv_dtype": str(machine.kv_dtype).removeprefix("torch."),
-        "kernels": "native" if machine.native else "reference",
+        "kernels": machine.kernels,
         "threads": machine.num_threads,
     }
     if torch.cuda.is_available():

@@ -214,7 +214,7 @@ def _pages_like(target: Target, config: ModelConfig, executor: Executor) -> KVCa
         page_size=target.kv.page_size,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        dtype=target.kv.dtype,
+        dtype=executor.machine.draft_kv_dtype,
         device=executor.machine.device,
         layout=executor.ops.kv_layout,
     )

@@ -1,4 +1,4 @@
-"""What executes the model: the native kernels on a CPU where they can be had, else PyTorch.
+"""What executes the model: native kernels on a CPU, Triton's on a GPU, else PyTorch.
 
 Knows: how each executor is made, how a turn's sampler is. Does not know: models, engines.
 Invariant: without native kernels chatrt still serves, and says once why it is slower.
@@ -42,8 +42,17 @@ class Executor:
     ops: Ops
     machine: Machine
 
+    @property
+    def sampling_device(self) -> torch.device:
+        """Where those samplers want their logits."""
+        return self.machine.device if self.machine.kernels == "triton" else torch.device("cpu")
+
     def sampler_for(self, config: ModelConfig) -> MakeSampler:
         """What makes the sampler of a turn, for logits of this model."""
+        if self.machine.kernels == "triton":
+            from chatrt.device_sampling import DeviceSampler
+
+            return partial(DeviceSampler, device=self.machine.device)
         if not isinstance(self.ops, NativeOps):
             return Sampler
         kernel = NativeSampling(self.ops.kernels.functions, config.vocab_size)
@@ -76,7 +85,18 @@ def find_executor(settings: Settings, kernels: Path, report: Callable[[str], Non
         reasons = native_obstacles(settings, machine.device, machine.dtype)
         _log.warning("%s: PyTorch's own operations serve, more slowly", " and ".join(reasons))
     torch.set_num_threads(machine.num_threads)
+    if machine.kernels == "triton":
+        return Executor(_triton_ops(machine), machine)
     return Executor(ReferenceOps(machine.dtype, machine.device), machine)
+
+
+def _triton_ops(machine: Machine) -> Ops:
+    """Triton's kernels, whose passes of few rows become CUDA graphs."""
+    # Only here: Triton takes half a second to import, and there is none for every platform.
+    from chatrt_kernels.triton.ops import TritonOps
+    from chatrt_kernels.triton.program import CudaGraphs
+
+    return TritonOps(machine.dtype, machine.device, capture=CudaGraphs())
 
 
 def _load_library(kernels: Path, report: Callable[[str], None]) -> NativeLibrary:

@@ -98,12 +98,14 @@ class Drafting:
             self._time_drafts(plan, cut)
         return cut
 
-    def observe(self, plan: Plan, rows: Sequence[BatchRows]) -> Tensor | None:
-        """The target is about to compute the plan's rows; what its decoder's follower reads."""
+    def observe(
+        self, plan: Plan, rows: Sequence[BatchRows], chosen: Sequence[int]
+    ) -> Tensor | None:
+        """The target is about to compute some of the plan's rows; what its follower reads."""
         if self._drafter is None:
             return None
-        session_ids = [planned.entry.session.session_id for planned in plan.rows]
-        return self._drafter.observe(TargetPass(session_ids, rows))
+        session_ids = [plan.rows[i].entry.session.session_id for i in chosen]
+        return self._drafter.observe(TargetPass(session_ids, [rows[i] for i in chosen]))
 
     def time_pass(self, time_ns: int) -> None:
         """The target took so long for the plan's rows."""

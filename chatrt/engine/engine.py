@@ -9,11 +9,12 @@ and a turn has exactly one FinishedEvent, its last event.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from chatrt.engine.admission import Admission
 from chatrt.engine.drafting import Drafting
-from chatrt.engine.forward import batch_rows
+from chatrt.engine.forward import batch_rows, forward_in_passes
 from chatrt.engine.report import with_restored
 from chatrt.engine.residency import Residency
 from chatrt.engine.starting import Starting
@@ -277,9 +278,8 @@ class Engine:
             turn = self._turns.by_session[planned.entry.session.session_id]
             sample = planned.samples and turn.request.kind is TurnKind.ANSWER
             rows.append(batch_rows(planned, proposal, sample=sample))
-        feature_rows = self._drafting.observe(plan, rows)
         started_ns = self._clock()
-        logits = self._target.forward(rows, feature_rows)
+        logits = forward_in_passes(self._target, rows, partial(self._drafting.observe, plan, rows))
         self._drafting.time_pass(self._clock() - started_ns)
         return logits
 

@@ -101,7 +101,9 @@ class Decoder:
             device=device,
         )
         self._no_rope = identity_rope_table(self.rope) if config.no_rope_layers else self.rope
-        self._buffers = LayerBuffers.allocate(config, max_rows, dtype=dtype, device=device)
+        self._buffers = LayerBuffers.allocate(
+            config, max_rows, dtype=dtype, device=device, wide=ops.wide_buffers
+        )
         self._buffers_by_rows: dict[int, LayerBuffers] = {}
         self._logits = torch.empty(max_rows, config.vocab_size, dtype=dtype, device=device)
         self._all_rows = torch.arange(max_rows, device=device)
@@ -122,6 +124,11 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         """Of norm weights and buffers."""
         return self._logits.dtype
+
+    @property
+    def even_rows(self) -> int | None:
+        """Rows up to which a pass gives each the same bits; None: no pass need be cut for that."""
+        return self._ops.even_rows
 
     def follow_with(self, follower: Follower) -> None:
         """From now on every pass is shown to `follower`, or ends with what it computes of it."""
@@ -154,7 +161,7 @@ class Decoder:
             if feature_rows is None:
                 feature_rows = self._all_rows[: batch.num_rows]
                 self._first_rows[batch.num_rows] = feature_rows
-        return ForwardInputs(batch.meta, batch.logit_rows, feature_rows)
+        return ForwardInputs(batch.meta, batch.logit_rows, feature_rows, batch.num_positions)
 
     def _program(self, kv: KVCache, *, follows: bool = False) -> Program:
         """The program over a KV cache; `follows` is for those that have a follower compute."""
@@ -199,7 +206,7 @@ class Decoder:
             q_start=torch.zeros(2, dtype=torch.int32, device=device),
             kv_len=torch.zeros(1, dtype=torch.int32, device=device),
         )
-        return ForwardInputs(meta, rows[3], rows[4])
+        return ForwardInputs(meta, rows[3], rows[4], self._max_positions)
 
     def _head(self, ops: Calls, logit_rows: torch.Tensor, buffers: LayerBuffers) -> None:
         num_logits = logit_rows.shape[0]

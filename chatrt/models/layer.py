@@ -39,28 +39,44 @@ class LayerBuffers:
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, max_rows: int, *, dtype: torch.dtype, device: torch.device
+        cls,
+        config: ModelConfig,
+        max_rows: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        wide: bool = False,
     ) -> LayerBuffers:
-        """Unwritten scratch for up to `max_rows` rows."""
+        """Unwritten scratch for up to `max_rows` rows.
+
+        `wide`: q, k and v are columns of one buffer, gate and up of another. Heads that are normed
+        on their own have theirs apart, since their rows must be one run of numbers.
+        """
 
         def rows(width: int) -> torch.Tensor:
             return torch.empty(max_rows, width, dtype=dtype, device=device)
 
         q_width = config.num_heads * config.head_dim
         kv_width = config.num_kv_heads * config.head_dim
+        q, k, v = rows(q_width), rows(kv_width), rows(kv_width)
+        gate, up = rows(config.intermediate_size), rows(config.intermediate_size)
+        if wide:
+            gate, up = rows(2 * config.intermediate_size).chunk(2, dim=1)
+        if wide and not config.qk_norm:
+            q, k, v = torch.split(rows(q_width + 2 * kv_width), [q_width, kv_width, kv_width], 1)
         return cls(
             hidden=rows(config.hidden_size),
             normed=rows(config.hidden_size),
             projected=rows(config.hidden_size),
-            q=rows(q_width),
+            q=q,
             q_rotated=rows(q_width),
             attended=rows(q_width),
-            k=rows(kv_width),
-            v=rows(kv_width),
+            k=k,
+            v=v,
             q_normed=rows(q_width if config.qk_norm else 0),
             k_normed=rows(kv_width if config.qk_norm else 0),
-            gate=rows(config.intermediate_size),
-            up=rows(config.intermediate_size),
+            gate=gate,
+            up=up,
             activated=rows(config.intermediate_size),
         )
 

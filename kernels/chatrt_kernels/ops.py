@@ -4,8 +4,8 @@ Knows: tensors, rows, pages as integers. Does not know: sessions, models, sampli
 Invariant: every op writes into `out=` (or in place into a KV cache) and reads its sequence metadata
 from integer tensors, so that a recording of the calls can be replayed with new contents.
 
-Executors: `reference.ReferenceOps` (PyTorch, any device; the oracle) and `cpu.NativeOps` (C++ on a
-CPU), which records a forward once and replays it with a single foreign call.
+Executors: `reference.ReferenceOps` (PyTorch, any device; the oracle), `cpu.NativeOps` (C++ on a
+CPU) and `triton.TritonOps` (a GPU); these two record a forward once and replay it as one call.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class ForwardInputs:
     """All that changes from one forward to the next, as integer tensors.
 
     `logit_rows` int64 `[num_logit_rows]` and `feature_rows` int64 `[num_feature_rows]` choose among
-    the rows.
+    the rows. No sequence has more than `num_positions` positions; None where that is not known.
     """
 
     meta: RowMeta
     logit_rows: Tensor
     feature_rows: Tensor
+    num_positions: int | None = None
 
 
 class KVLayout(Enum):
@@ -192,6 +193,15 @@ class Ops(Calls, Protocol):
 
     name: str
     kv_layout: KVLayout
+    wide_buffers: bool  # whether results of matrices over one input had better lie side by side
+
+    @property
+    def even_rows(self) -> int | None:
+        """Rows up to which a pass gives each the same bits whatever else is in it.
+
+        None where all passes do, or none does.
+        """
+        ...
 
     def prepare(
         self,

@@ -61,6 +61,8 @@ class ReferenceOps:
 
     name = "reference"
     kv_layout = KVLayout.ROWS
+    even_rows = None
+    wide_buffers = False
 
     def __init__(
         self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
@@ -214,10 +216,19 @@ def _rotated(x: Tensor, angles: Tensor) -> Tensor:
 def _write_rows(rows: Tensor, slots: Tensor, data: Tensor, scales: Tensor | None) -> None:
     """Write rows `[rows, kv_heads, head_dim]` to their slots, as the pages store them."""
     stored, row_scales = kv_formats.quantize(rows, data.dtype)
-    movable(data).view(-1, *data.shape[2:]).index_copy_(0, slots, movable(stored))
+    _write_slots(movable(data), slots, movable(stored))
     if scales is not None:
         assert row_scales is not None
-        scales.view(-1, *scales.shape[2:]).index_copy_(0, slots, row_scales)
+        _write_slots(scales, slots, row_scales)
+
+
+def _write_slots(pages: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Put rows `[rows, …]` into pages `[num_pages, page_size, …]`, however these lie."""
+    page_size = pages.shape[1]
+    if pages.stride(0) == page_size * pages.stride(1):
+        pages.view(-1, *pages.shape[2:]).index_copy_(0, slots, rows)
+    else:
+        pages[slots // page_size, slots % page_size] = rows
 
 
 def _select_pages(data: Tensor, page_ids: Tensor) -> Tensor:

@@ -13,14 +13,14 @@ from chatrt.errors import SettingsError
 from chatrt.settings import Settings
 from chatrt.testing.models import tiny_config
 
-CPU = Machine(torch.device("cpu"), torch.float32, torch.float32, num_threads=1, native=False)
+CPU = Machine(torch.device("cpu"), torch.float32, torch.float32, num_threads=1, kernels="reference")
 # 2 layers, keys and values, 16 slots, 2 heads of 16, 4 bytes
 PAGE_BYTES = 2 * 2 * 16 * 2 * 16 * 4
 
 
 def test_a_cpu_computes_in_float32_with_the_threads_asked_for() -> None:
     assert find_machine(Settings(device="cpu", threads=3)) == Machine(
-        torch.device("cpu"), torch.float32, torch.float16, num_threads=3, native=True
+        torch.device("cpu"), torch.float32, torch.float16, num_threads=3, kernels="native"
     )
 
 

@@ -335,7 +335,7 @@ class _Inputs:
             q_start=self._starts,
             kv_len=lengths,
         )
-        return Batch(meta, self._logit_rows, self._ranges)
+        return Batch(meta, self._logit_rows, self._ranges, int(self._lengths.max()))
 
 
 def _decoder(

@@ -74,7 +74,7 @@ def _can_quantise(maker: AnyNode, reader: LinearNode, *, keeps_floats: bool) -> 
     if not is_input or maker.rows != reader.rows or width(maker.out) % _GROUP:
         return False
     if isinstance(maker, AttentionNode):
-        return maker.kv.keys.shape[-1] % _GROUP == 0
+        return maker.kv.head_dim % _GROUP == 0
     gated = isinstance(maker, LinearNode) and maker.mode is LinearMode.GATED
     return isinstance(maker, NormNode) or gated
 

@@ -40,6 +40,7 @@ from chatrt_kernels.cpu.structs import (
     TermStruct,
     address,
 )
+from chatrt_kernels.kv_formats import KVFormat, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 _GROUP = 32
 _HALF_GROUP = 16
+# The numbers of formats that `calls.h` names.
+_KV_FORMATS = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.uint8: 3}
 _SPLIT_KEYS = 128  # kSplit in attention.cpp
 _BLOCK_ROWS = 6  # kMaxBlockRows there
 _MAX_SPLIT_BLOCKS = 16
@@ -183,7 +186,7 @@ class _Lowering:
         attentions = [node for node in self._nodes if isinstance(node, AttentionNode)]
         size = 0
         for node in attentions:
-            head_dim = node.kv.keys.shape[-1]
+            head_dim = node.kv.head_dim
             blocks = min(_MAX_SPLIT_BLOCKS, node.q.shape[0])
             heads = blocks * _BLOCK_ROWS * (width(node.q) // head_dim)
             size = max(size, heads * -(-max_positions // _SPLIT_KEYS) * (head_dim + 2))
@@ -199,20 +202,38 @@ def kv_struct(kv: KVLayer) -> KVLayerStruct:
     Raises:
         ValueError: They lie otherwise, or the kernels cannot take their sizes.
     """
-    num_pages, page_size, kv_heads, head_dim = kv.keys.shape
-    head_size, page_stride = page_size * head_dim, kv.keys.stride(0)
+    num_pages, page_size, kv_heads, stored = kv.keys.shape
+    head_size, page_stride = page_size * stored, kv.keys.stride(0)
     _require(kv.keys.stride() == (page_stride, 1, head_size, page_size), kv.keys.stride())
-    _require(kv.values.stride() == (page_stride, head_dim, head_size, 1), kv.values.stride())
-    _require(kv.keys.dtype in (torch.float16, torch.float32), kv.keys.dtype)
-    _require(kv.key_scales is None, "quantised pages")
+    _require(kv.values.stride() == (page_stride, stored, head_size, 1), kv.values.stride())
+    _require(kv.keys.dtype in _KV_FORMATS, kv.keys.dtype)
     _require(num_pages > 0, num_pages)
     _require(page_size % _HALF_GROUP == 0, page_size)
-    _require(head_dim <= MAX_HEAD_DIM, head_dim)
-    is_half = kv.keys.dtype == torch.float16
+    _require(kv.head_dim <= MAX_HEAD_DIM, kv.head_dim)
+    _require(why_not(kv.head_dim, kv.keys.dtype) is None, kv.head_dim)
     return KVLayerStruct(
-        *(address(kv.keys), address(kv.values), page_stride),
-        *(is_half, page_size, kv_heads, head_dim),
+        *(address(kv.keys), address(kv.values), *_scales(kv)),
+        *(page_stride, 0 if kv.key_scales is None else kv.key_scales.stride(0)),
+        *(_KV_FORMATS[kv.keys.dtype], page_size, kv_heads, kv.head_dim),
     )
+
+
+def _scales(kv: KVLayer) -> tuple[int | None, int | None]:
+    """Addresses of the scales, which lie as the numbers do: token by token for each head."""
+    kind = KVFormat.of(kv.keys.dtype)
+    _require((kv.key_scales is None) == (kind is KVFormat.FLOAT), "scales")
+    if kv.key_scales is None or kv.value_scales is None:
+        return None, None
+    page_size, inside = kv.keys.shape[1], kv.key_scales.shape[3:]
+    strides, size = [1], page_size
+    for count in reversed(inside):
+        strides.insert(1, size)
+        size *= count
+    expected = (1, size, *strides[1:])
+    for scales in (kv.key_scales, kv.value_scales):
+        _require(scales.dtype == kind.scale_dtype, scales.dtype)
+        _require(scales.stride()[1:] == expected, scales.stride())
+    return address(kv.key_scales), address(kv.value_scales)
 
 
 def _require(holds: bool, found: object) -> None:

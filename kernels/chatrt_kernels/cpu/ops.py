@@ -45,6 +45,8 @@ class NativeOps:
 
     name = "native"
     kv_layout = KVLayout.HEADS
+    even_rows = None
+    wide_buffers = False
 
     def __init__(self, library: NativeLibrary, num_threads: int) -> None:
         self.kernels = library

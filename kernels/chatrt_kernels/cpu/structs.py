@@ -119,8 +119,11 @@ class KVLayerStruct(ctypes.Structure):
     _fields_ = (
         ("keys", _POINTER),
         ("values", _POINTER),
+        ("key_scales", _POINTER),
+        ("value_scales", _POINTER),
         ("page_stride", _INT64),
-        ("is_half", _INT32),
+        ("scale_stride", _INT64),
+        ("format", _INT32),
         ("page_size", _INT32),
         ("kv_heads", _INT32),
         ("head_dim", _INT32),

@@ -29,6 +29,15 @@ _DOT_TYPES = {
 }
 
 
+def varying(*names: str) -> dict[str, Any]:
+    """What `triton.jit` is told of arguments that change from step to step.
+
+    A kernel that took their value or divisibility into account would be compiled anew for some of
+    them, in the midst of serving.
+    """
+    return {"do_not_specialize": list(names)}
+
+
 def is_interpreted() -> bool:
     """Whether kernels run as Python on the CPU (`TRITON_INTERPRET=1`)."""
     return bool(triton.knobs.runtime.interpret)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from chatrt_kernels.triton.launch import OPTIONS, dot_type, packed_rows
+from chatrt_kernels.triton.launch import OPTIONS, dot_type, packed_rows, varying
 from chatrt_kernels.triton.weights import GROUP
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ def linear(
         BLOCK_K=_BLOCK_K,
         DOT=dot_type(x.dtype),
         num_warps=4,
-        num_stages=4,
+        num_stages=2 if prefill else 4,  # as many as the smallest shared memory holds
         **OPTIONS,
     )
 
 
-@triton.jit
+@triton.jit(**varying("num_rows"))
 def _linear(
     x_ptr,
     codes_ptr,

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from chatrt_kernels.ops import KVLayout
+from chatrt_kernels.triton.fuse import Add, Linear, Norm, Other
 from chatrt_kernels.triton.linear import linear as grouped_linear
 from chatrt_kernels.triton.paged_attention import (
-    PREFILL,
     Partials,
     decode_tiling,
     paged_attention,
+    prefill_tiling,
 )
-from chatrt_kernels.triton.program import GpuProgram, eager
+from chatrt_kernels.triton.program import GpuProgram, Splits, eager
 from chatrt_kernels.triton.rms_norm import rms_norm
 from chatrt_kernels.triton.rope_and_write_kv import rope_and_write_kv
 from chatrt_kernels.triton.swiglu import swiglu
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from chatrt_kernels.formats import QuantizedTensor
     from chatrt_kernels.ops import Describe, ForwardInputs, KVLayer, RowMeta, Weight
+    from chatrt_kernels.triton.fuse import Call
     from chatrt_kernels.triton.program import Capture
 
 EVEN_ROWS = 32
@@ -48,31 +50,32 @@ class TritonOps:
     Args:
         dtype: bfloat16, float16 or float32.
         device: A GPU; the CPU under Triton's interpreter.
-        max_positions: No sequence is longer. It fixes how attention is split.
         even_rows: The row bucket: passes of at most so many rows are bitwise even.
         capture: Records a pass to be replayed; CUDA graphs on a GPU.
+
+    How attention is split depends on how long a sequence may be: for a program its largest inputs
+    say it, for a call by itself the width of its page table.
     """
 
     name = "triton"
     kv_layout = KVLayout.ROWS
+    wide_buffers = True
 
     def __init__(
         self,
         dtype: torch.dtype,
         device: torch.device,
         *,
-        max_positions: int,
         even_rows: int = EVEN_ROWS,
         capture: Capture = eager,
     ) -> None:
         self.dtype = dtype
         self.device = device
         self.even_rows = even_rows
-        self._max_positions = max_positions
         self._capture = capture
-        self._decode = decode_tiling(max_positions)
-        self._partials: dict[tuple[int, int], Partials] = {}
-        self._visible_positions = max_positions  # of the sequences that attention is asked for
+        self._partials: dict[tuple[int, int, int], Partials] = {}
+        self._max_positions: int | None = None
+        self._num_splits: int | None = None  # that attention is asked for; None: all there may be
 
     def prepare(
         self,
@@ -94,30 +97,38 @@ class TritonOps:
     ) -> GpuProgram:
         """Record the passes of up to `even_rows` rows, all of them before it returns."""
         del outputs  # buffers stay where they are
-        return GpuProgram(describe, self, largest, capture=self._capture)
-
-    def split_counts(self) -> list[int]:
-        """For how many positions, in splits, passes are recorded: each four times the last."""
-        counts, most = [], self._decode.num_splits(self._max_positions)
-        count = min(8, most)
-        while count < most:
-            counts.append(count)
-            count *= 4
-        return [*counts, most]
+        assert largest.num_positions is not None
+        ops = copy.copy(self)  # scratch is shared
+        ops._max_positions = largest.num_positions
+        return GpuProgram(
+            describe,
+            ops,
+            largest,
+            splits=Splits(decode_tiling(largest.num_positions), largest.num_positions),
+            capture=self._capture,
+        )
 
     def for_splits(self, num_splits: int) -> TritonOps:
         """The same executor for sequences of so many splits at most.
 
         Fewer programs find nothing to do then; no bit of a result is another.
         """
-        assert self._decode.split is not None
-        narrowed = copy.copy(self)  # weights and scratch are shared
-        narrowed._visible_positions = num_splits * self._decode.split
+        narrowed = copy.copy(self)
+        narrowed._num_splits = num_splits
         return narrowed
 
-    def splits_of(self, num_positions: int) -> int:
-        """Splits of a sequence of so many positions."""
-        return self._decode.num_splits(num_positions)
+    def launch(self, calls: Sequence[Call]) -> None:
+        """Make the calls of a forward, fused ones too."""
+        for call in calls:
+            match call:
+                case Linear():
+                    self.linear(call.x, call.weight, call.bias, out=call.out)
+                case Norm():
+                    rms_norm(call.x, call.weight, call.eps, out=call.out, residual=call.residual)
+                case Add():
+                    self.add(call.x, call.y, out=call.out)
+                case Other():
+                    call.make(self)
 
     def embed(self, weight: Weight, token_ids: Tensor, *, out: Tensor) -> None:
         """out[r] = weight[token_ids[r]]."""
@@ -168,24 +179,22 @@ class TritonOps:
     ) -> None:
         """Causal attention of ragged rows; rows behind `q_start[-1]` mean nothing afterwards."""
         if q.shape[0] > self.even_rows:
-            positions = self._max_positions
-            paged_attention(q, meta, kv, scale, PREFILL, out=out, max_positions=positions)
+            tiling = prefill_tiling(q.shape[1] // kv.head_dim // kv.kv_heads)
+            paged_attention(q, meta, kv, scale, tiling, out=out)
             return
-        partials = self._scratch(q.shape[1] // kv.head_dim, kv.head_dim)
+        positions = self._max_positions or meta.page_table.shape[1] * kv.keys.shape[1]
+        tiling = decode_tiling(positions)
+        most = tiling.num_splits(positions)
+        partials = self._scratch(q.shape[1] // kv.head_dim, most, kv.head_dim)
+        num_splits = min(most, self._num_splits or most)
         paged_attention(
-            *(q, meta, kv, scale, self._decode),
-            out=out,
-            max_positions=self._visible_positions,
-            partials=partials,
+            q, meta, kv, scale, tiling, out=out, num_splits=num_splits, partials=partials
         )
 
-    def _scratch(self, num_heads: int, head_dim: int) -> Partials:
+    def _scratch(self, num_heads: int, num_splits: int, head_dim: int) -> Partials:
         """Partial sums of a pass: one buffer for all layers, since they run one after another."""
-        key = (num_heads, head_dim)
+        key = (num_heads, num_splits, head_dim)
         found = self._partials.get(key)
         if found is None:
-            splits = self._decode.num_splits(self._max_positions)
-            found = self._partials[key] = Partials.allocate(
-                self.even_rows, num_heads, splits, head_dim, self.device
-            )
+            found = self._partials[key] = Partials.allocate(self.even_rows, *key, self.device)
         return found

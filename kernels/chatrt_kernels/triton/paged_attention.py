@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from chatrt_kernels.kv_formats import INT4_GROUP, KVFormat
-from chatrt_kernels.triton.launch import OPTIONS, dot_type, packed_rows, power_of_two
+from chatrt_kernels.triton.launch import OPTIONS, dot_type, packed_rows, power_of_two, varying
 from chatrt_kernels.triton.rope_and_write_kv import FORMAT_NUMBERS, as_elements
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ MAX_SPLITS = 128
 _LEAST_SPLIT = 256
 _LOG2_E = 1.4426950408889634
 _LEAST_DOT = 16  # rows that `tl.dot` takes at least
+_PREFILL_DOT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,9 @@ def decode_tiling(max_positions: int) -> Tiling:
     return Tiling(tile_rows=8, block=64, split=split, num_stages=3)
 
 
-PREFILL = Tiling(tile_rows=32, block=64, num_warps=4)
+def prefill_tiling(group: int) -> Tiling:
+    """For chunks of prompts, where `group` query heads share a KV head."""
+    return Tiling(tile_rows=max(1, _PREFILL_DOT // group), block=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +106,13 @@ def paged_attention(
     tiling: Tiling,
     *,
     out: Tensor,
-    max_positions: int,
+    num_splits: int = 1,
     partials: Partials | None = None,
 ) -> None:
     """Attention of q `[rows, heads * head_dim]` into `out`, which must not overlap it.
 
-    No sequence has more than `max_positions` positions. `partials` holds at least so many rows and
-    splits, where the tiling splits.
+    Where the tiling splits, no sequence has more than `num_splits` splits, and `partials` holds at
+    least so many of them and so many rows.
     """
     num_rows = q.shape[0]
     if not num_rows:
@@ -117,9 +120,7 @@ def paged_attention(
     kind = KVFormat.of(kv.keys.dtype)
     kv_heads, head_dim = kv.kv_heads, kv.head_dim
     num_heads = q.shape[1] // head_dim
-    num_splits = tiling.num_splits(max_positions)
-    if tiling.split is not None and partials is None:
-        partials = Partials.allocate(num_rows, num_heads, num_splits, head_dim, q.device)
+    assert (tiling.split is None) == (partials is None), "scratch for sums that are split"
     sums, stats = (out, out) if partials is None else (partials.sums, partials.stats)
     num_sequences = meta.kv_len.shape[0]
     keys, values = as_elements(kv.keys), as_elements(kv.values)
@@ -140,20 +141,21 @@ def paged_attention(
         PAGE_SIZE=keys.shape[1],
         TILE_ROWS=tiling.tile_rows,
         BLOCK_M=max(_LEAST_DOT, power_of_two(tiling.tile_rows * group)),
-        BLOCK_N=tiling.block,
+        # taking codes apart needs registers: blocks are shorter then, or fewer are on their way
+        BLOCK_N=tiling.block // (2 if kind is KVFormat.INT4 else 1),
         SPLIT=tiling.split or 0,
         FORMAT=FORMAT_NUMBERS[kind],
         SCALE_GROUP=INT4_GROUP,
         DOT=dot_type(q.dtype),
         num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
+        num_stages=tiling.num_stages if kind is KVFormat.FLOAT else 2,
         **OPTIONS,
     )
     if tiling.split is not None:
         _sum_splits[(num_rows, num_heads)](
-            *(sums, stats, meta.positions, out),
+            *(sums, stats, meta.positions, meta.q_start, out),
             *(*sums.stride()[:3], packed_rows(out)),
-            *(num_splits,),
+            *(num_splits, num_sequences),
             HEAD_DIM=head_dim,
             BLOCK_D=power_of_two(head_dim),
             SPLIT=tiling.split,
@@ -218,7 +220,7 @@ def _numbers(
     return b_numbers, b_scale
 
 
-@triton.jit
+@triton.jit(**varying("num_sequences"))
 def _attend(
     q_ptr,
     keys_ptr,
@@ -336,17 +338,19 @@ def _attend(
         tl.store(p_out, b_out.to(out_ptr.dtype.element_ty), mask=m_row[:, None] & m_dim[None, :])
 
 
-@triton.jit
+@triton.jit(**varying("num_sequences"))
 def _sum_splits(
     sums_ptr,
     stats_ptr,
     positions_ptr,
+    q_start_ptr,
     out_ptr,
     stride_row,
     stride_head,
     stride_split,
     stride_out,
     most_splits,
+    num_sequences,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -355,7 +359,11 @@ def _sum_splits(
     i_head = tl.program_id(1)
     o_dim = tl.arange(0, BLOCK_D)
     m_dim = o_dim < HEAD_DIM
-    # padding may have any position; nobody reads what becomes of it
+    p_out = out_ptr + i_row * stride_out + i_head * HEAD_DIM + o_dim
+    if i_row >= tl.load(q_start_ptr + num_sequences):
+        # padding: nothing was summed for it
+        tl.store(p_out, tl.zeros((BLOCK_D,), out_ptr.dtype.element_ty), mask=m_dim)
+        return
     num_splits = tl.minimum(tl.load(positions_ptr + i_row) // SPLIT + 1, most_splits)
     b_most = float("-inf")
     b_weight = 0.0
@@ -372,5 +380,4 @@ def _sum_splits(
         b_sum = b_sum * b_kept + b_its_sum * b_added
         b_weight = b_weight * b_kept + b_its_weight * b_added
         b_most = b_new
-    p_out = out_ptr + i_row * stride_out + i_head * HEAD_DIM + o_dim
     tl.store(p_out, (b_sum / b_weight).to(out_ptr.dtype.element_ty), mask=m_dim)

@@ -3,7 +3,8 @@
     inputs ──▶ padded to the bucket (one kernel) ──▶ the recording for so many sequences and splits
            └─▶ more rows than the bucket: op by op
 
-Knows: buckets, padding, recordings. Does not know: kernels, what is computed.
+Knows: buckets, padding, recordings, that neighbours may be joined in these.
+Does not know: kernels, what is computed.
 Invariant: everything is recorded before `GpuProgram` is made; nothing is afterwards. Padded rows
 write to no slot, belong to no sequence, and what is left of them means nothing.
 Cost: two launches a step, and five small tensors.
@@ -13,26 +14,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 import torch
 import triton
 import triton.language as tl
 
 from chatrt_kernels.ops import Calls, ForwardInputs, RowMeta
-from chatrt_kernels.triton.launch import OPTIONS, power_of_two
+from chatrt_kernels.triton.fuse import Recorder, fuse
+from chatrt_kernels.triton.launch import OPTIONS, power_of_two, varying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from chatrt_kernels.ops import Describe
+    from chatrt_kernels.triton.fuse import Call
+    from chatrt_kernels.triton.paged_attention import Tiling
 
 Replay: TypeAlias = "Callable[[], None]"
 Capture: TypeAlias = "Callable[[Callable[[], None]], Callable[[], None]]"
 _PADDING_SLOT = -1
 _SEQUENCES = (1, 4)  # for how many sequences there are recordings, besides all of the bucket
+_LEAST_SPLITS = 8
 
 
 def eager(launch: Replay) -> Replay:
@@ -68,17 +73,33 @@ class RecordingOps(Calls, Protocol):
     even_rows: int
     device: torch.device
 
-    def split_counts(self) -> list[int]:
-        """For how many splits passes are recorded, ascending."""
-        ...
-
-    def for_splits(self, num_splits: int) -> Calls:
+    def for_splits(self, num_splits: int) -> Self:
         """The executor for sequences of so many splits at most."""
         ...
 
-    def splits_of(self, num_positions: int) -> int:
-        """Splits of a sequence of so many positions."""
+    def launch(self, calls: Sequence[Call]) -> None:
+        """Make the calls of a forward, fused ones too."""
         ...
+
+
+class Splits:
+    """For how many splits passes are recorded: each number four times the one before."""
+
+    def __init__(self, tiling: Tiling, max_positions: int) -> None:
+        self._tiling = tiling
+        most, count = tiling.num_splits(max_positions), _LEAST_SPLITS
+        self.counts: list[int] = []
+        while count < most:
+            self.counts.append(count)
+            count *= 4
+        self.counts.append(most)
+
+    def needed(self, num_positions: int | None) -> int:
+        """The number for a longest sequence of so many positions; None: of any length."""
+        if num_positions is None:
+            return self.counts[-1]
+        num_splits = self._tiling.num_splits(num_positions)
+        return next(count for count in self.counts if count >= num_splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +167,7 @@ class GpuProgram:
         ops: RecordingOps,
         largest: ForwardInputs,
         *,
+        splits: Splits,
         capture: Capture = eager,
     ) -> None:
         self._describe = describe
@@ -153,37 +175,32 @@ class GpuProgram:
         most_rows = min(ops.even_rows, largest.meta.token_ids.shape[0])
         self._static = _Static.allocate(most_rows, largest.meta.page_table, ops.device)
         self._sequences = sorted({*(n for n in _SEQUENCES if n < most_rows), most_rows})
-        self._splits = ops.split_counts()
+        self._splits = splits
         self._replays = {
             (num_sequences, num_splits): self._record(num_sequences, num_splits, capture)
             for num_sequences in self._sequences
-            for num_splits in self._splits
+            for num_splits in splits.counts
         }
 
-    def run(self, inputs: ForwardInputs, *, num_positions: int | None = None) -> None:
-        """All ops in order, on the rows of `inputs`.
-
-        `num_positions`: of the longest sequence, if it is known; None takes the most there are.
-        """
+    def run(self, inputs: ForwardInputs) -> None:
+        """All ops in order, on the rows of `inputs`."""
         num_rows = inputs.meta.token_ids.shape[0]
         if num_rows > self._static.num_rows:
             self._describe(self._ops, inputs)
             return
         self._static.fill(inputs)
         num_sequences = inputs.meta.kv_len.shape[0]
-        splits = self._splits[-1]
-        if num_positions is not None:
-            needed = self._ops.splits_of(num_positions)
-            splits = next(count for count in self._splits if count >= needed)
         sequences = next(count for count in self._sequences if count >= num_sequences)
-        self._replays[sequences, splits]()
+        self._replays[sequences, self._splits.needed(inputs.num_positions)]()
 
     def profile(self, inputs: ForwardInputs) -> None:
         """None: what a device runs in its own time cannot be told apart from here."""
 
     def _record(self, num_sequences: int, num_splits: int, capture: Capture) -> Replay:
-        inputs = self._static.of_sequences(num_sequences)
-        return capture(partial(self._describe, self._ops.for_splits(num_splits), inputs))
+        recorder = Recorder()
+        self._describe(recorder, self._static.of_sequences(num_sequences))
+        calls = fuse(recorder.calls)
+        return capture(partial(self._ops.for_splits(num_splits).launch, calls))
 
 
 @triton.jit
@@ -193,7 +210,7 @@ def _pad(source_ptr, target_ptr, num, size, padding, BLOCK: tl.constexpr):
     tl.store(target_ptr + o, b_values, mask=o < size)
 
 
-@triton.jit
+@triton.jit(**varying("num_rows", "num_sequences", "num_logits", "num_features"))
 def _pad_inputs(
     token_ids_ptr,
     positions_ptr,

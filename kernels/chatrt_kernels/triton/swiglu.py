@@ -57,6 +57,9 @@ def _swiglu(
     m_col = o_col < num_cols
     b_gate = tl.load(gate_ptr + i_row * stride_gate + o_col, mask=m_col, other=0.0).to(tl.float32)
     b_up = tl.load(up_ptr + i_row * stride_up + o_col, mask=m_col, other=0.0).to(tl.float32)
-    b_out = b_gate / (1.0 + tl.exp(-b_gate)) * b_up
+    # of a number that is not above 0: no exponential overflows
+    b_small = tl.exp(-tl.abs(b_gate))
+    b_open = tl.where(b_gate >= 0.0, 1.0, b_small) / (1.0 + b_small)
+    b_out = b_gate * b_open * b_up
     p_out = out_ptr + i_row * stride_out + o_col
     tl.store(p_out, b_out.to(out_ptr.dtype.element_ty), mask=m_col)

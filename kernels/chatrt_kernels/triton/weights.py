@@ -20,6 +20,8 @@ import torch
 from chatrt_kernels.formats import QuantFormat, QuantizedTensor, dequantize
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from chatrt_kernels.ops import Weight
@@ -29,9 +31,9 @@ _FOUR_BITS = (QuantFormat.Q4_0, QuantFormat.Q4_1, QuantFormat.Q4_K)
 _PLAIN = (QuantFormat.F32, QuantFormat.F16, QuantFormat.BF16)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class GpuWeight:
-    """A matrix on the device, dense or in groups.
+    """A matrix on the device, dense or in groups; `stacked` may move it.
 
     `codes`: the dense matrix `[out, in]`, int8 codes of the same shape, or packed 4-bit codes uint8
     `[out, in / 2]`. `scales` float16 `[out, in / GROUP]` for 8 bits, `[out, in / GROUP, 2]` (step,
@@ -67,18 +69,40 @@ class GpuWeight:
         scales = None if self.scales is None else self.scales.index_select(0, ids)
         return GpuWeight((len(ids), self.shape[1]), self.codes.index_select(0, ids), scales)
 
-    @classmethod
-    def stacked(cls, weights: tuple[GpuWeight, ...]) -> GpuWeight | None:
-        """One matrix whose products are those of all, side by side; None if they differ in kind."""
+    @staticmethod
+    def stacked(weights: Sequence[GpuWeight]) -> GpuWeight:
+        """One matrix whose products are those of all, which are of one kind, side by side.
+
+        They become views of it, so that nothing is held twice. Those that lie in a row already
+        stay where they are.
+        """
         first = weights[0]
-        if any(w.bits != first.bits or w.shape[1] != first.shape[1] for w in weights):
-            return None
+        counts = [weight.shape[0] for weight in weights]
+        codes = _in_a_row([weight.codes for weight in weights])
         scales = [weight.scales for weight in weights if weight.scales is not None]
-        return cls(
-            (sum(weight.shape[0] for weight in weights), first.shape[1]),
-            torch.cat([weight.codes for weight in weights]),
-            torch.cat(scales) if scales else None,
+        stack = GpuWeight(
+            (sum(counts), first.shape[1]), codes, _in_a_row(scales) if scales else None
         )
+        start = 0
+        for weight, count in zip(weights, counts, strict=True):
+            weight.codes = codes[start : start + count]
+            if stack.scales is not None:
+                weight.scales = stack.scales[start : start + count]
+            start += count
+        return stack
+
+
+def _in_a_row(parts: Sequence[Tensor]) -> Tensor:
+    """The parts as one tensor: a view where each begins where the one before ends."""
+    first = parts[0]
+    shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+    ends = [part.data_ptr() + part.nbytes for part in parts]
+    starts = [part.data_ptr() for part in parts]
+    storage = first.untyped_storage()
+    room = storage.nbytes() - (starts[0] - storage.data_ptr())
+    if starts[1:] == ends[:-1] and sum(part.nbytes for part in parts) <= room:
+        return first.as_strided(shape, first.stride())
+    return torch.cat(list(parts))
 
 
 def prepare(

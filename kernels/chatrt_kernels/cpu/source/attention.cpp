@@ -8,123 +8,16 @@
 #include <cmath>
 #include <limits>
 
+#include "head_pages.h"
 #include "kernels.h"
+#include "nibbles.h"
 #include "vector_math.h"
 
 namespace chatrt {
 namespace {
 
-constexpr int kSplit = 128;      // keys of a split
-constexpr int kMaxQueries = 6;   // query heads that share one pass over keys; their sums stay in registers
 constexpr int kMaxBlockRows = kMaxQueries;
-constexpr int kChunk = 4;        // vectors of a head's dimensions that are summed at once
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
-
-inline Floats load_numbers(const uint16_t* p) { return load_halves(p); }
-inline Floats load_numbers(const float* p) { return load(p); }
-inline Floats load_first_numbers(const uint16_t* p, int n) { return load_first_halves(p, n); }
-inline Floats load_first_numbers(const float* p, int n) { return load_first(p, n); }
-
-// The result of one split, or of several folded: sum of exp(score - peak), and of that times the values.
-struct Partial {
-    float* peak_mass;  // [2]
-    float* values;     // [head_dim]
-};
-constexpr int partial_size(int head_dim) { return head_dim + 2; }
-inline Partial partial_at(float* base, int64_t index, int head_dim) {
-    float* p = base + index * partial_size(head_dim);
-    return {p, p + 2};
-}
-
-// Queries that share a KV head, with the number of keys that each sees in the split at hand.
-struct Queries {
-    const float* q[kMaxQueries];
-    int num_keys[kMaxQueries];
-};
-
-template <class Number>
-struct HeadPages {
-    const Number* keys;    // of this head in page 0
-    const Number* values;
-    const int32_t* pages;
-    int64_t page_stride;
-    int page_size;
-    int head_dim;
-    int num_keys;  // of the sequence
-
-    int64_t page_at(int position) const { return pages[position / page_size] * page_stride; }
-    // Where the keys, or the values, of the 16 positions from `position` on begin; whoever asks for memory in advance may
-    // ask behind the last position, and gets the first page.
-    const uint8_t* keys_ahead(int position) const { return bytes_at(keys_at(position < num_keys ? position : 0)); }
-    const uint8_t* values_ahead(int position) const { return bytes_at(values_at(position < num_keys ? position : 0)); }
-    static const uint8_t* bytes_at(const Number* p) { return reinterpret_cast<const uint8_t*>(p); }
-
-    const Number* keys_at(int position) const { return keys + page_at(position) + position % page_size; }
-    const Number* values_at(int position) const {
-        return values + page_at(position) + int64_t(position % page_size) * head_dim;
-    }
-};
-
-// Scores of 16 keys from `position` on (a multiple of 16) for each query.
-template <class Number, int kQueries>
-inline void score_keys(const HeadPages<Number>& head, const Queries& queries, int position, Floats (&scores)[kQueries]) {
-    const Number* keys = head.keys_at(position);
-    for (int i = 0; i < kQueries; ++i) scores[i] = zeros();
-    for (int d = 0; d < head.head_dim; ++d) {
-        const Floats column = load_numbers(keys + int64_t(d) * head.page_size);
-        for (int i = 0; i < kQueries; ++i) scores[i] = fma(column, splat(queries.q[i][d]), scores[i]);
-    }
-}
-
-// The same for 32 keys: twice the independent sums, so that the units are busy with few queries.
-template <class Number, int kQueries>
-inline void score_more_keys(const HeadPages<Number>& head, const Queries& queries, int position,
-                            Floats (&scores)[2][kQueries]) {
-    const Number *first = head.keys_at(position), *second = head.keys_at(position + kLanes);
-    // Memory is asked for line by line between products: requests in one burst would wait for each other.
-    const uint8_t *ahead = head.keys_ahead(position + 4 * kLanes), *further = head.keys_ahead(position + 5 * kLanes);
-    for (int i = 0; i < kQueries; ++i) scores[0][i] = scores[1][i] = zeros();
-    for (int d = 0; d < head.head_dim; ++d) {
-        const int64_t at = int64_t(d) * head.page_size;
-        const Floats a = load_numbers(first + at), b = load_numbers(second + at);
-        prefetch((d % 2 ? further : ahead) + int64_t(d / 2) * 64);
-        for (int i = 0; i < kQueries; ++i) {
-            const Floats q = splat(queries.q[i][d]);
-            scores[0][i] = fma(a, q, scores[0][i]);
-            scores[1][i] = fma(b, q, scores[1][i]);
-        }
-    }
-}
-
-// Adds weights times values over the keys, for `count` vectors of dimensions from `first` on.
-template <class Number, int kQueries, int kVectors>
-inline void weigh_values(const HeadPages<Number>& head, int start, int num_keys, int first, int lanes,
-                         const float (&weights)[kQueries][kSplit], Partial* out) {
-    Floats sums[kQueries][kVectors];
-    for (int i = 0; i < kQueries; ++i) {
-        for (int v = 0; v < kVectors; ++v) sums[i][v] = zeros();
-    }
-    for (int block = 0; block < num_keys; block += kLanes) {
-        // 16 positions lie in one page, one after the other.
-        const Number* row = head.values_at(start + block) + first;
-        const uint8_t* ahead = head.values_ahead(start + block + 2 * kLanes) + first * sizeof(Number);
-        const int end = std::min(block + kLanes, num_keys);
-        for (int j = block; j < end; ++j, row += head.head_dim, ahead += head.head_dim * sizeof(Number)) {
-            for (int line = 0; line < kVectors * kLanes * int(sizeof(Number)); line += 64) prefetch(ahead + line);
-            Floats values[kVectors];
-            for (int v = 0; v < kVectors; ++v) {
-                values[v] = lanes == kLanes ? load_numbers(row + kLanes * v) : load_first_numbers(row + kLanes * v, lanes);
-            }
-            for (int i = 0; i < kQueries; ++i) {
-                const Floats weight = splat(weights[i][j]);
-                for (int v = 0; v < kVectors; ++v) sums[i][v] = fma(values[v], weight, sums[i][v]);
-            }
-        }
-    }
-    for (int i = 0; i < kQueries; ++i) {
-        for (int v = 0; v < kVectors; ++v) store_first(out[i].values + first + kLanes * v, sums[i][v], lanes);
-    }
-}
 
 // Turns scores into weights exp(score - peak), keys that a query does not see into 0.
 inline void weigh(float* scores, int num_keys, int num_blocks, float* peak_mass) {
@@ -147,35 +40,57 @@ inline void weigh(float* scores, int num_keys, int num_blocks, float* peak_mass)
     peak_mass[1] = sum(mass);
 }
 
+// Scores of 16 keys for each of `num_blocks` blocks.
+template <class Number, int kQueries>
+inline void score_all_keys(const HeadPages<Number>& head, const Queries& queries, int start, int num_blocks, float scale,
+                           float (&scores)[kQueries][kSplit]) {
+    int b = 0;
+    if constexpr (!std::is_same_v<Number, uint8_t>) {
+        for (; b + 1 < num_blocks; b += 2) {
+            Floats found[2][kQueries];
+            score_more_keys<Number, kQueries>(head, queries, start + kLanes * b, found);
+            for (int i = 0; i < kQueries; ++i) {
+                store(scores[i] + kLanes * b, mul(found[0][i], splat(scale)));
+                store(scores[i] + kLanes * (b + 1), mul(found[1][i], splat(scale)));
+            }
+        }
+    }
+    for (; b < num_blocks; ++b) {
+        Floats found[kQueries];
+        if constexpr (std::is_same_v<Number, uint8_t>) score_nibbles<kQueries>(head, queries, start + kLanes * b, found);
+        else score_keys<Number, kQueries>(head, queries, start + kLanes * b, found);
+        for (int i = 0; i < kQueries; ++i) store(scores[i] + kLanes * b, mul(found[i], splat(scale)));
+    }
+}
+
+// All dimensions of the weighted sum of values.
+template <class Number, int kQueries>
+inline void weigh_all_values(const HeadPages<Number>& head, int start, int num_keys, float (&weights)[kQueries][kSplit],
+                             Partial* out) {
+    if constexpr (std::is_same_v<Number, uint8_t>) {
+        weigh_nibbles<kQueries>(head, start, num_keys, weights, out);
+    } else {
+        scale_weights<Number, kQueries>(head, start, num_keys, weights);
+        int first = 0;
+        for (; first + kChunk * kLanes <= head.head_dim; first += kChunk * kLanes) {
+            weigh_values<Number, kQueries, kChunk>(head, start, num_keys, first, kLanes, weights, out);
+        }
+        for (; first < head.head_dim; first += kLanes) {
+            const int lanes = std::min(kLanes, head.head_dim - first);
+            weigh_values<Number, kQueries, 1>(head, start, num_keys, first, lanes, weights, out);
+        }
+    }
+}
+
 template <class Number, int kQueries>
 void attend_split(const HeadPages<Number>& head, const Queries& queries, int start, float scale, Partial* out) {
     float scores[kQueries][kSplit];
     int num_keys = 0;
     for (int i = 0; i < kQueries; ++i) num_keys = std::max(num_keys, queries.num_keys[i]);
     const int num_blocks = (num_keys + kLanes - 1) / kLanes;
-    int b = 0;
-    for (; b + 1 < num_blocks; b += 2) {
-        Floats found[2][kQueries];
-        score_more_keys<Number, kQueries>(head, queries, start + kLanes * b, found);
-        for (int i = 0; i < kQueries; ++i) {
-            store(scores[i] + kLanes * b, mul(found[0][i], splat(scale)));
-            store(scores[i] + kLanes * (b + 1), mul(found[1][i], splat(scale)));
-        }
-    }
-    if (b < num_blocks) {
-        Floats found[kQueries];
-        score_keys<Number, kQueries>(head, queries, start + kLanes * b, found);
-        for (int i = 0; i < kQueries; ++i) store(scores[i] + kLanes * b, mul(found[i], splat(scale)));
-    }
+    score_all_keys<Number, kQueries>(head, queries, start, num_blocks, scale, scores);
     for (int i = 0; i < kQueries; ++i) weigh(scores[i], queries.num_keys[i], num_blocks, out[i].peak_mass);
-    int first = 0;
-    for (; first + kChunk * kLanes <= head.head_dim; first += kChunk * kLanes) {
-        weigh_values<Number, kQueries, kChunk>(head, start, num_keys, first, kLanes, scores, out);
-    }
-    for (; first < head.head_dim; first += kLanes) {
-        const int lanes = std::min(kLanes, head.head_dim - first);
-        weigh_values<Number, kQueries, 1>(head, start, num_keys, first, lanes, scores, out);
-    }
+    weigh_all_values<Number, kQueries>(head, start, num_keys, scores, out);
 }
 
 template <class Number, int kQueries = kMaxQueries>
@@ -234,13 +149,18 @@ int64_t partial_index(const AttentionPlan& plan, const Attention& attention, int
 template <class Number>
 HeadPages<Number> head_pages(const Attention& attention, const Step& step, int sequence, int kv_head) {
     const KVLayer& kv = attention.kv;
-    const int64_t head_size = int64_t(kv.head_dim) * kv.page_size;
+    const int width = stored_width(kv);
+    const int64_t head_size = int64_t(width) * kv.page_size, scales = kv_head * scales_of_head(kv);
     return {static_cast<const Number*>(kv.keys) + kv_head * head_size,
             static_cast<const Number*>(kv.values) + kv_head * head_size,
+            scales_from(kv, kv.key_scales, scales),
+            scales_from(kv, kv.value_scales, scales),
             step.page_table + sequence * step.page_table_stride,
             kv.page_stride,
+            kv.scale_stride,
             kv.page_size,
             kv.head_dim,
+            width,
             step.kv_len[sequence]};
 }
 
@@ -344,8 +264,12 @@ int num_fold_tasks(const AttentionPlan& plan, const Attention& attention) {
 }
 
 void attend_task(const Attention& attention, const Step& step, const AttentionPlan& plan, int task) {
-    if (attention.kv.is_half) attend<uint16_t>(attention, step, plan, task);
-    else attend<float>(attention, step, plan, task);
+    switch (attention.kv.format) {
+        case kFloat32: return attend<float>(attention, step, plan, task);
+        case kHalf: return attend<uint16_t>(attention, step, plan, task);
+        case kInt8: return attend<int8_t>(attention, step, plan, task);
+        case kInt4: return attend<uint8_t>(attention, step, plan, task);
+    }
 }
 
 void fold_task(const Attention& attention, const AttentionPlan& plan, int task) {

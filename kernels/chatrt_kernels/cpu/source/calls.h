@@ -94,16 +94,38 @@ struct Linear {
     Quantised activated;
 };
 
-// Keys of a page lie as [kv_heads, head_dim, page_size], values as [kv_heads, page_size, head_dim].
+// How the numbers of a page are stored. kInt8: codes, and a float32 scale for each token and head. kInt4: byte j of a
+// head has dimension j low and j + head_dim / 2 high; groups of 32 dimensions have a step and a minimum in half precision.
+enum KVFormat : int32_t { kFloat32 = 0, kHalf = 1, kInt8 = 2, kInt4 = 3 };
+
+constexpr int kNibbleGroup = 32;  // dimensions that share a step
+
+// Keys of a page lie as [kv_heads, width, page_size], values as [kv_heads, page_size, width]; scales as
+// [kv_heads, page_size], those of kInt4 as [kv_heads, groups, 2, page_size].
 struct KVLayer {
     void* keys;
     void* values;
-    int64_t page_stride;  // numbers from one page to the next
-    int32_t is_half;
+    void* key_scales;
+    void* value_scales;
+    int64_t page_stride;   // stored numbers from one page to the next
+    int64_t scale_stride;  // scales from one page to the next
+    int32_t format;
     int32_t page_size;  // a multiple of 16
     int32_t kv_heads;
     int32_t head_dim;
 };
+
+// Stored numbers of one token's head.
+inline int stored_width(const KVLayer& kv) { return kv.format == kInt4 ? kv.head_dim / 2 : kv.head_dim; }
+// Scales of one head in a page.
+inline int64_t scales_of_head(const KVLayer& kv) {
+    return int64_t(kv.page_size) * (kv.format == kInt4 ? 2 * kv.head_dim / kNibbleGroup : 1);
+}
+// So many scales further on; null where there are none.
+inline const void* scales_from(const KVLayer& kv, const void* scales, int64_t count) {
+    if (!scales) return nullptr;
+    return static_cast<const uint8_t*>(scales) + count * (kv.format == kInt4 ? 2 : 4);
+}
 
 struct Rope {
     const float* q;

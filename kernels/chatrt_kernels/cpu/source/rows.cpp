@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "kernels.h"
 #include "vector_math.h"
@@ -30,9 +31,9 @@ Floats normed(const float* x, const float* weight, float inverse, int i, int n) 
 
 // Numbers of a cache in its own type.
 // Infinity (or NaN) in a value would reach the rows before it, whose weight for it is 0, wherever they share a block.
-inline void store_piece(uint16_t* p, Floats x, int n) {
-    store_first_halves(p, minimum(maximum(x, splat(-65504.0f)), splat(65504.0f)), n);
-}
+inline Floats halved(Floats x) { return minimum(maximum(x, splat(-65504.0f)), splat(65504.0f)); }
+inline Floats finite(Floats x) { return minimum(maximum(x, splat(-1e30f)), splat(1e30f)); }
+inline void store_piece(uint16_t* p, Floats x, int n) { store_first_halves(p, halved(x), n); }
 inline void store_piece(float* p, Floats x, int n) { store_first(p, x, n); }
 
 // Both halves of one head, turned by the angles of its position.
@@ -46,22 +47,99 @@ void rotate(const float* x, const float* angles, int head_dim, float* out) {
     });
 }
 
+// Where one head of one token is stored in its page.
+struct Slot {
+    int64_t page, offset;
+};
+
 template <class Number>
+void write_floats(const KVLayer& kv, Slot slot, int head, const float* key, const float* value) {
+    const int head_dim = kv.head_dim;
+    const int64_t start = slot.page * kv.page_stride + int64_t(head) * head_dim * kv.page_size;
+    Number* keys = static_cast<Number*>(kv.keys) + start + slot.offset;
+    Number* values = static_cast<Number*>(kv.values) + start + slot.offset * head_dim;
+    Number stored[1024];
+    for_pieces(head_dim, [&](int i, int n) { store_piece(stored + i, load_first(key + i, n), n); });
+    for (int d = 0; d < head_dim; ++d) keys[int64_t(d) * kv.page_size] = stored[d];
+    for_pieces(head_dim, [&](int i, int n) { store_piece(values + i, load_first(value + i, n), n); });
+}
+
+// 8-bit codes of a head into `codes`; its scale.
+float code_bytes(const float* x, int head_dim, int8_t* codes) {
+    Floats peaks = zeros();
+    for_pieces(head_dim, [&](int i, int n) { peaks = maximum(absolute(finite(load_first(x + i, n))), peaks); });
+    const float scale = highest(peaks) / 127.0f;
+    // A head of zeros has scale 0 and stays 0.
+    const Floats divisor = splat(std::max(scale, std::numeric_limits<float>::min()));
+    for_pieces(head_dim, [&](int i, int n) {
+        float rounded[kLanes];
+        store(rounded, round_to_even(div(finite(load_first(x + i, n)), divisor)));
+        for (int j = 0; j < n; ++j) codes[i + j] = int8_t(rounded[j]);
+    });
+    return scale;
+}
+
+void write_bytes(const KVLayer& kv, Slot slot, int head, const float* key, const float* value) {
+    const int head_dim = kv.head_dim;
+    const int64_t start = slot.page * kv.page_stride + int64_t(head) * head_dim * kv.page_size;
+    const int64_t scale = slot.page * kv.scale_stride + int64_t(head) * kv.page_size + slot.offset;
+    int8_t* keys = static_cast<int8_t*>(kv.keys) + start + slot.offset;
+    int8_t codes[1024];
+    static_cast<float*>(kv.key_scales)[scale] = code_bytes(key, head_dim, codes);
+    for (int d = 0; d < head_dim; ++d) keys[int64_t(d) * kv.page_size] = codes[d];
+    int8_t* values = static_cast<int8_t*>(kv.values) + start + slot.offset * head_dim;
+    static_cast<float*>(kv.value_scales)[scale] = code_bytes(value, head_dim, values);
+}
+
+// 4-bit codes of a head into `codes`, one a byte; steps and minima go to `scales`, `stride` from one to the next.
+void code_nibbles(const float* x, int head_dim, uint8_t* codes, uint16_t* scales, int64_t stride) {
+    for (int g = 0; g < head_dim / kNibbleGroup; ++g) {
+        const float* group = x + g * kNibbleGroup;
+        const Floats low = halved(load(group)), high = halved(load(group + kLanes));
+        const float most = highest(maximum(low, high));
+        const float least = -highest(maximum(sub(zeros(), low), sub(zeros(), high)));
+        uint16_t* pair = scales + 2 * g * stride;
+        store_first_halves(pair, splat((most - least) / 15.0f), 1);
+        store_first_halves(pair + stride, splat(least), 1);
+        const float step = half_to_float(pair[0]);
+        const Floats minimum_of_group = splat(half_to_float(pair[stride])), divisor = splat(step > 0.0f ? step : 1.0f);
+        const auto code = [&](Floats half, uint8_t* out) {
+            float rounded[kLanes];
+            const Floats steps = round_to_even(div(sub(half, minimum_of_group), divisor));
+            store(rounded, minimum(maximum(steps, zeros()), splat(15.0f)));
+            for (int j = 0; j < kLanes; ++j) out[j] = uint8_t(rounded[j]);
+        };
+        code(low, codes + g * kNibbleGroup);
+        code(high, codes + g * kNibbleGroup + kLanes);
+    }
+}
+
+void write_nibbles(const KVLayer& kv, Slot slot, int head, const float* key, const float* value) {
+    const int width = kv.head_dim / 2;
+    const int64_t start = slot.page * kv.page_stride + int64_t(head) * width * kv.page_size;
+    const int64_t scale = slot.page * kv.scale_stride + head * scales_of_head(kv) + slot.offset;
+    uint8_t codes[1024];
+    uint8_t* keys = static_cast<uint8_t*>(kv.keys) + start + slot.offset;
+    code_nibbles(key, kv.head_dim, codes, static_cast<uint16_t*>(kv.key_scales) + scale, kv.page_size);
+    for (int d = 0; d < width; ++d) keys[int64_t(d) * kv.page_size] = uint8_t(codes[d] | codes[d + width] << 4);
+    uint8_t* values = static_cast<uint8_t*>(kv.values) + start + slot.offset * width;
+    code_nibbles(value, kv.head_dim, codes, static_cast<uint16_t*>(kv.value_scales) + scale, kv.page_size);
+    for (int d = 0; d < width; ++d) values[d] = uint8_t(codes[d] | codes[d + width] << 4);
+}
+
 void write_kv(const Rope& rope, const float* angles, int row, int64_t slot) {
     const KVLayer& kv = rope.kv;
-    const int head_dim = kv.head_dim, page_size = kv.page_size;
-    const int64_t page = slot / page_size, offset = slot % page_size;
+    const Slot at = {slot / kv.page_size, slot % kv.page_size};
     float turned[1024];
     for (int h = 0; h < kv.kv_heads; ++h) {
-        const int64_t head = page * kv.page_stride + int64_t(h) * head_dim * page_size;
-        Number* keys = static_cast<Number*>(kv.keys) + head + offset;
-        Number* values = static_cast<Number*>(kv.values) + head + offset * head_dim;
-        rotate(rope.k + row * rope.k_stride + h * head_dim, angles, head_dim, turned);
-        Number stored[1024];
-        for_pieces(head_dim, [&](int i, int n) { store_piece(stored + i, load_first(turned + i, n), n); });
-        for (int d = 0; d < head_dim; ++d) keys[int64_t(d) * page_size] = stored[d];
-        const float* v = rope.v + row * rope.v_stride + h * head_dim;
-        for_pieces(head_dim, [&](int i, int n) { store_piece(values + i, load_first(v + i, n), n); });
+        rotate(rope.k + row * rope.k_stride + h * kv.head_dim, angles, kv.head_dim, turned);
+        const float* v = rope.v + row * rope.v_stride + h * kv.head_dim;
+        switch (kv.format) {
+            case kFloat32: write_floats<float>(kv, at, h, turned, v); break;
+            case kHalf: write_floats<uint16_t>(kv, at, h, turned, v); break;
+            case kInt8: write_bytes(kv, at, h, turned, v); break;
+            case kInt4: write_nibbles(kv, at, h, turned, v); break;
+        }
     }
 }
 
@@ -135,8 +213,7 @@ void rope_rows(const Rope& rope, const Step& step, int first, int last) {
             rotate(rope.q + r * rope.q_stride + h * head_dim, angles, head_dim, turned);
             std::memcpy(rope.out + r * rope.out_stride + h * head_dim, turned, size_t(head_dim) * 4);
         }
-        if (rope.kv.is_half) write_kv<uint16_t>(rope, angles, r, step.write_slots[r]);
-        else write_kv<float>(rope, angles, r, step.write_slots[r]);
+        write_kv(rope, angles, r, step.write_slots[r]);
     }
 }
 
