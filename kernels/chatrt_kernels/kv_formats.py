@@ -8,7 +8,7 @@ Source: per-token scales for values as in KIVI (arXiv 2402.02750), groups as in 
     FLOAT   the numbers as they are                       head_dim × itemsize
     INT8    codes of −127 … 127, a float32 scale          head_dim + 4
     FP8     e4m3 with a float32 scale that makes 448 max  head_dim + 4
-    INT4    groups of 32: 16 steps between a float16      head_dim ÷ 2 + 4 for each 32
+    INT4    groups of 16: 16 steps between a float16      head_dim ÷ 2 + 4 for each 16
             minimum and a maximum; byte j of a head has
             dimension j low and j + head_dim ÷ 2 high
 """
@@ -20,7 +20,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-INT4_GROUP = 32
+INT4_GROUP = 16
 _INT8_MAX = 127.0
 _FP8_MAX = 448.0
 _INT4_STEPS = 15.0

@@ -95,10 +95,10 @@ struct Linear {
 };
 
 // How the numbers of a page are stored. kInt8: codes, and a float32 scale for each token and head. kInt4: byte j of a
-// head has dimension j low and j + head_dim / 2 high; groups of 32 dimensions have a step and a minimum in half precision.
+// head has dimension j low and j + head_dim / 2 high; groups of 16 dimensions have a step and a minimum in half precision.
 enum KVFormat : int32_t { kFloat32 = 0, kHalf = 1, kInt8 = 2, kInt4 = 3 };
 
-constexpr int kNibbleGroup = 32;  // dimensions that share a step
+constexpr int kNibbleGroup = 16;  // dimensions that share a step
 
 // Keys of a page lie as [kv_heads, width, page_size], values as [kv_heads, page_size, width]; scales as
 // [kv_heads, page_size], those of kInt4 as [kv_heads, groups, 2, page_size].

@@ -1,4 +1,4 @@
-// Attention over pages of 4-bit codes: scores of keys and the weighted sum of values, group by group of 32 dimensions.
+// Attention over pages of 4-bit codes: scores of keys and the weighted sum of values, group by group of 16 dimensions.
 //
 // number = step * code + minimum, so a group of a key adds step * sum(q * code) + minimum * sum(q) to a score, and a
 // group of values adds sum(weight * step * code) + sum(weight * minimum). Codes are taken apart as floats, exactly.
@@ -7,6 +7,8 @@
 #include "head_pages.h"
 
 namespace chatrt {
+
+static_assert(kNibbleGroup == kLanes, "a group is a vector");
 
 // 16 bytes as their low and their high halves.
 struct NibblePair {
@@ -38,8 +40,8 @@ inline void score_nibbles(const HeadPages<uint8_t>& head, const Queries& queries
         for (int i = 0; i < kQueries; ++i) {
             low[i] = high[i] = zeros();
             const float *q = queries.q[i] + g * kNibbleGroup, *other = q + head.width;
-            low_sums[i] = sum(add(load(q), load(q + kLanes)));
-            high_sums[i] = sum(add(load(other), load(other + kLanes)));
+            low_sums[i] = sum(load(q));
+            high_sums[i] = sum(load(other));
         }
         for (int d = g * kNibbleGroup; d < (g + 1) * kNibbleGroup; ++d) {
             const NibblePair codes = load_nibbles(keys + int64_t(d) * head.page_size);
@@ -92,27 +94,26 @@ inline void weigh_nibbles(const HeadPages<uint8_t>& head, int start, int num_key
     for (int g = 0; g < num_groups; ++g) {
         const GroupWeights<kQueries> low(head, g, start, num_keys, weights);
         const GroupWeights<kQueries> high(head, g + num_groups, start, num_keys, weights);
-        for (int first = g * kNibbleGroup; first < (g + 1) * kNibbleGroup; first += kLanes) {
-            Floats low_sums[kQueries], high_sums[kQueries];
-            for (int i = 0; i < kQueries; ++i) {
-                low_sums[i] = splat(low.minima[i]);
-                high_sums[i] = splat(high.minima[i]);
-            }
-            for (int block = 0; block < num_keys; block += kLanes) {
-                const uint8_t* row = head.values_at(start + block) + first;
-                const int end = std::min(block + kLanes, num_keys);
-                for (int j = block; j < end; ++j, row += head.width) {
-                    const NibblePair codes = load_nibbles(row);
-                    for (int i = 0; i < kQueries; ++i) {
-                        low_sums[i] = fma(codes.low, splat(low.steps[i][j]), low_sums[i]);
-                        high_sums[i] = fma(codes.high, splat(high.steps[i][j]), high_sums[i]);
-                    }
+        const int first = g * kNibbleGroup;
+        Floats low_sums[kQueries], high_sums[kQueries];
+        for (int i = 0; i < kQueries; ++i) {
+            low_sums[i] = splat(low.minima[i]);
+            high_sums[i] = splat(high.minima[i]);
+        }
+        for (int block = 0; block < num_keys; block += kLanes) {
+            const uint8_t* row = head.values_at(start + block) + first;
+            const int end = std::min(block + kLanes, num_keys);
+            for (int j = block; j < end; ++j, row += head.width) {
+                const NibblePair codes = load_nibbles(row);
+                for (int i = 0; i < kQueries; ++i) {
+                    low_sums[i] = fma(codes.low, splat(low.steps[i][j]), low_sums[i]);
+                    high_sums[i] = fma(codes.high, splat(high.steps[i][j]), high_sums[i]);
                 }
             }
-            for (int i = 0; i < kQueries; ++i) {
-                store(out[i].values + first, low_sums[i]);
-                store(out[i].values + head.width + first, high_sums[i]);
-            }
+        }
+        for (int i = 0; i < kQueries; ++i) {
+            store(out[i].values + first, low_sums[i]);
+            store(out[i].values + head.width + first, high_sums[i]);
         }
     }
 }

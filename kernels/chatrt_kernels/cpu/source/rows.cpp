@@ -95,22 +95,17 @@ void write_bytes(const KVLayer& kv, Slot slot, int head, const float* key, const
 void code_nibbles(const float* x, int head_dim, uint8_t* codes, uint16_t* scales, int64_t stride) {
     for (int g = 0; g < head_dim / kNibbleGroup; ++g) {
         const float* group = x + g * kNibbleGroup;
-        const Floats low = halved(load(group)), high = halved(load(group + kLanes));
-        const float most = highest(maximum(low, high));
-        const float least = -highest(maximum(sub(zeros(), low), sub(zeros(), high)));
+        const Floats numbers = halved(load(group));
+        const float most = highest(numbers), least = -highest(sub(zeros(), numbers));
         uint16_t* pair = scales + 2 * g * stride;
         store_first_halves(pair, splat((most - least) / 15.0f), 1);
         store_first_halves(pair + stride, splat(least), 1);
         const float step = half_to_float(pair[0]);
         const Floats minimum_of_group = splat(half_to_float(pair[stride])), divisor = splat(step > 0.0f ? step : 1.0f);
-        const auto code = [&](Floats half, uint8_t* out) {
-            float rounded[kLanes];
-            const Floats steps = round_to_even(div(sub(half, minimum_of_group), divisor));
-            store(rounded, minimum(maximum(steps, zeros()), splat(15.0f)));
-            for (int j = 0; j < kLanes; ++j) out[j] = uint8_t(rounded[j]);
-        };
-        code(low, codes + g * kNibbleGroup);
-        code(high, codes + g * kNibbleGroup + kLanes);
+        float rounded[kLanes];
+        const Floats steps = round_to_even(div(sub(numbers, minimum_of_group), divisor));
+        store(rounded, minimum(maximum(steps, zeros()), splat(15.0f)));
+        for (int j = 0; j < kNibbleGroup; ++j) codes[g * kNibbleGroup + j] = uint8_t(rounded[j]);
     }
 }
 
