@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from chatrt.params import SamplingParams
 from chatrt.sampling import Sampler
 from chatrt_kernels.triton.sample import Rules, choose
 
@@ -21,9 +22,29 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from chatrt.params import SamplingParams
     from chatrt.sampling import DraftChoice
     from chatrt.turn import TokenLogprob
+
+
+# One request for each way in which kernels are compiled: noise or none, filters, bias, penalties.
+_WAYS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(),
+    SamplingParams(top_k=40, top_p=0.9, min_p=0.05),
+    SamplingParams(logit_bias={0: 1.0}),
+    SamplingParams(frequency_penalty=0.5),
+    SamplingParams(logit_bias={0: 1.0}, frequency_penalty=0.5),
+)
+
+
+def warm_up_sampling(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Choose in every way that there is, so that nothing is compiled for the first who asks."""
+    logits = torch.zeros(2, vocab_size, dtype=dtype, device=device)
+    for params in _WAYS:
+        sampler = DeviceSampler(
+            params, seed=0, vocab_size=vocab_size, prompt_ids=(0,), device=device
+        )
+        sampler.choose_rows(logits, [0], position=0)
 
 
 class DeviceSampler:

@@ -127,6 +127,7 @@ def build_runtime(
     engine = _engine(settings, target, memory, max_context, costs, drafter, depth)
     if warm:
         _warm_up(engine, settings, max_context)
+        executor.warm_up_sampling(target.vocab_size)
     return Runtime(
         engine=engine,
         target=target,

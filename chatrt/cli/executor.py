@@ -47,6 +47,13 @@ class Executor:
         """Where those samplers want their logits."""
         return self.machine.device if self.machine.kernels == "triton" else torch.device("cpu")
 
+    def warm_up_sampling(self, vocab_size: int) -> None:
+        """Compile what choosing tokens needs, where that is compiled at its first call."""
+        if self.machine.kernels == "triton":
+            from chatrt.device_sampling import warm_up_sampling
+
+            warm_up_sampling(vocab_size, self.machine.dtype, self.machine.device)
+
     def sampler_for(self, config: ModelConfig) -> MakeSampler:
         """What makes the sampler of a turn, for logits of this model."""
         if self.machine.kernels == "triton":

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.interpreter import InterpretedFunction
 
-from chatrt.device_sampling import DeviceSampler
+from chatrt.device_sampling import DeviceSampler, warm_up_sampling
 from chatrt.params import SamplingParams
 from chatrt.sampling import Sampler
 from chatrt_kernels.triton.sample import CANDIDATES
@@ -126,3 +127,28 @@ def test_a_draft_among_some_tokens_is_the_hosts() -> None:
     ids = torch.tensor([5, 9, 100, 7])
     few = logits(1, seed=4, width=4)[0]
     assert device.choose_among(few, ids, position=4) == host.choose_among(few, ids, position=4)
+
+
+def test_a_warm_up_compiles_every_variant_of_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[str, tuple[tuple[str, object], ...]]] = set()
+    plain = InterpretedFunction.__getitem__
+
+    def noted(self: Any, grid: Any) -> Any:
+        launch = plain(self, grid)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            names = ("NOISY", "HAS_BIAS", "HAS_COUNTS")
+            flags = tuple((name, kwargs[name]) for name in names if name in kwargs)
+            seen.add((self.fn.__name__, flags))
+            return launch(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(InterpretedFunction, "__getitem__", noted)
+    warm_up_sampling(VOCAB, torch.float32, CPU)
+    warm = set(seen)
+    for name in PARAMS:
+        device, _ = samplers(SamplingParams(**PARAMS[name]))
+        device.choose_rows(logits(2, seed=1), [5], position=3)
+    assert seen == warm
+    assert len(warm) == 8  # four of scores, with noise and without, their best, filters
