@@ -28,7 +28,8 @@ class ScriptedAnswer:
     `pieces` go out as one text delta each, `first_delay_s` before the first and `delay_s` before
     each later one. After `drop_after` deltas the connection is aborted, which cancels the answer
     (`forgets` decides whether it is then unknown, as after a crash) unless it `survives`: then it
-    goes on, and can be resumed until the server stops. `error` is sent instead of an answer.
+    goes on, and can be resumed until the server stops. `error` is sent instead of an answer. Behind
+    `holds_at` deltas it waits for `go_on`.
     """
 
     pieces: Sequence[str] = ("Hello",)
@@ -37,6 +38,8 @@ class ScriptedAnswer:
     drop_after: int | None = None
     forgets: bool = False
     survives: bool = False
+    holds_at: int | None = None
+    go_on: asyncio.Event | None = None
     error: Mapping[str, Any] | None = None
     failure: Mapping[str, Any] | None = None
     timing: Mapping[str, Any] = field(default_factory=dict)
@@ -68,6 +71,8 @@ async def play(
     await event("response.content_part.added", **where, part=item["content"][0])
     sent: list[str] = []
     for piece in script.pieces:
+        if script.go_on is not None and script.holds_at == len(sent):
+            await script.go_on.wait()
         if await _paused(cancelled, script.delay_s if sent else script.first_delay_s):
             break
         sent.append(piece)

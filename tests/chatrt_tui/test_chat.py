@@ -231,19 +231,20 @@ async def test_hostile_text_never_reaches_the_terminal() -> None:
 
 async def test_the_view_stays_where_one_reads_and_follows_only_at_the_end() -> None:
     pieces = [f"line {i} " + "word " * 40 + "\n\n" for i in range(60)]
-    async with (
-        ScriptedServer([ScriptedAnswer(pieces, delay_s=0.03)]) as server,
-        app_at(server.url) as (app, pilot),
-    ):
+    # Its second half comes when one reads, however long the first one took to be painted.
+    reads = asyncio.Event()
+    reply = ScriptedAnswer(pieces, delay_s=0.03, holds_at=30, go_on=reads)
+    async with ScriptedServer([reply]) as server, app_at(server.url) as (app, pilot):
         transcript = app.query_one(Transcript)
         await say(pilot, "go")
         await until(lambda: transcript.max_scroll_y > 20)
-        await until(lambda: transcript.scroll_y >= transcript.max_scroll_y - 5)
+        await until(lambda: transcript.scroll_y >= transcript.max_scroll_y - 5, within_s=30)
         await pilot.press("pageup")
         await pilot.pause(0.1)
         at, length = transcript.scroll_y, len(answer(app))
         assert at < transcript.max_scroll_y
-        await until(lambda: len(answer(app)) > length + 200)
+        reads.set()
+        await until(lambda: len(answer(app)) > length + 200, within_s=30)
         assert transcript.scroll_y == at
         await pilot.press("ctrl+end")
         await until(lambda: idle(app), within_s=30)  # sixty blocks, laid out again and again
