@@ -1,7 +1,8 @@
-"""Checks and times the GPU path on one GPU, in under five minutes: `python scripts/gpu_check.py`.
+"""Checks and times the GPU path on one GPU: `python scripts/gpu_check.py`.
 
 Nothing is downloaded: the models have the shapes of Llama 3.2 1B, Llama 3.1 8B and Qwen3 0.6B and
-random weights, made on the device. Prints a table and, as its last line, one JSON document.
+random weights, made on the device. It is meant for five minutes: no section begins after
+`BUDGET_S`. Prints a table and, as its last line, one JSON document.
 """
 
 from __future__ import annotations

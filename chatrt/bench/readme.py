@@ -140,7 +140,7 @@ def _where(documents: Mapping[str, Document]) -> str:
     changed = " A plus: files differed from that revision." if "+" in what else ""
     return (
         f"{', '.join(facts)}; {when}, {what}.{changed} What is bold misses its bar in this run; "
-        "– is no bar. The commands ran one after the other, each once."
+        "– is no bar. Each figure is of one run of its command, one at a time."
     )
 
 

@@ -99,7 +99,7 @@ def find_executor(settings: Settings, kernels: Path, report: Callable[[str], Non
 
 def _triton_ops(machine: Machine) -> Ops:
     """Triton's kernels, whose passes of few rows become CUDA graphs."""
-    # Only here: Triton takes half a second to import, and there is none for every platform.
+    # Only here: Triton is slow to import, and there is none for every platform.
     from chatrt_kernels.triton.ops import TritonOps
     from chatrt_kernels.triton.program import CudaGraphs
 

@@ -153,21 +153,19 @@ def test_a_row_has_the_same_bits_alone_verified_and_on_any_threads(
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_every_path_writes_the_same_bits(
+def test_every_path_writes_and_reads_the_same_bits(
     executors: list[NativeOps], machine_library: Path, dtype: torch.dtype
 ) -> None:
     own = NativeOps(NativeLibrary(machine_library), 1)
+    if "portable" in executors[0].kernels.instruction_path:
+        pytest.skip("without fused products sums are rounded otherwise; the reference holds it")
     for shape in SHAPES:
         ours, theirs = Filled(executors[0], shape, dtype), Filled(own, shape, dtype)
-        assert same_bits(ours.kv.values, theirs.kv.values) or not _has_fma(executors[0])
+        assert same_bits(ours.kv.values, theirs.kv.values)
         meta = ours.meta()
         q = queries(shape, len(meta.positions))
         read = [attend(ops, q, meta, theirs.kv) for ops in (executors[0], own)]
-        assert same_bits(*read) or not _has_fma(executors[0])
-
-
-def _has_fma(ops: NativeOps) -> bool:
-    return "portable" not in ops.kernels.instruction_path
+        assert same_bits(*read)
 
 
 def test_infinite_keys_and_values_become_finite_codes(executors: list[NativeOps]) -> None:
