@@ -16,6 +16,7 @@ from chatrt.errors import ChatrtError
 from chatrt.kvcache import format_bytes
 from chatrt.page_bytes import PageBytes
 from chatrt.paths import ensure_folder
+from chatrt_kernels.kv_formats import KVFormat
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,4 +76,5 @@ def _fingerprint(runtime: Runtime, caches: list[KVCache]) -> str:
     """All that must be equal for a page to mean the same rows."""
     facts: list[object] = [__version__, runtime.fingerprint, runtime.ops.name]
     facts += [(kv.dtype, kv.layout.name, tuple(kv.data[:, :, 0].shape)) for kv in caches]
+    facts += ["turned keys" for kv in caches if KVFormat.of(kv.dtype).turns_keys]
     return " | ".join(map(str, facts))

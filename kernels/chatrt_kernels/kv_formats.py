@@ -3,18 +3,21 @@
 Knows: one head's numbers of one token at a time. Does not know: pages, models, devices.
 Invariant: what a row is stored as depends on that row alone.
 Cost: `bytes_per_head`. In PyTorch, as the oracle; kernels do the same in registers.
-Source: per-token scales for values as in KIVI (arXiv 2402.02750), groups as in Q4_1 of ggml.
+Source: per-token scales for values as in KIVI (arXiv 2402.02750), groups as in Q4_1 of ggml, keys
+turned by a Hadamard matrix as in QuaRot (arXiv 2404.00456).
 
     FLOAT   the numbers as they are                       head_dim × itemsize
     INT8    codes of −127 … 127, a float32 scale          head_dim + 4
     FP8     e4m3 with a float32 scale that makes 448 max  head_dim + 4
     INT4    groups of 16: 16 steps between a float16      head_dim ÷ 2 + 4 for each 16
             minimum and a maximum; byte j of a head has
-            dimension j low and j + head_dim ÷ 2 high
+            dimension j low and j + head_dim ÷ 2 high; keys are stored turned (`turn`),
+            and so are the queries that meet them
 """
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 
 import torch
@@ -59,6 +62,11 @@ class KVFormat(Enum):
             case KVFormat.INT4:
                 return (head_dim // INT4_GROUP, 2)
         return ()
+
+    @property
+    def turns_keys(self) -> bool:
+        """Whether `turn` has been applied to stored keys, and is to be to queries."""
+        return self is KVFormat.INT4
 
     @property
     def scale_dtype(self) -> torch.dtype:
@@ -117,6 +125,29 @@ def dequantize(stored: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Ten
             return values.flatten(-2).to(dtype)
     assert scales is not None
     return (stored.float() * scales.unsqueeze(-1)).to(dtype)
+
+
+def turn(rows: Tensor) -> Tensor:
+    """Rows `[..., head_dim]` times an orthogonal matrix: products of two turned rows stay the same.
+
+    Keys of one token have a few large dimensions, which set the steps of all in their group. Sums
+    and differences spread them: of dimensions i and i + head_dim / 2 first, then within each half,
+    in blocks as large as the largest power of two that divides it, of dimensions 1, 2, 4, … apart.
+    Kernels add in this very order.
+    """
+    half = rows.shape[-1] // 2
+    block = half & -half
+    steps = [half] + [1 << stage for stage in range(block.bit_length() - 1)]
+    for step in steps:
+        pairs = rows.reshape(*rows.shape[:-1], -1, 2, step)
+        first, second = pairs.unbind(-2)
+        rows = torch.stack((first + second, first - second), dim=-2).flatten(-3)
+    return rows * turned_by(half)
+
+
+def turned_by(half: int) -> float:
+    """What `turn` multiplies its sums by, for heads of 2 · `half` dimensions."""
+    return 1 / math.sqrt(2 * (half & -half))
 
 
 def _groups(numbers: Tensor) -> Tensor:

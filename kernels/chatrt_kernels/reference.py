@@ -147,6 +147,8 @@ class ReferenceOps:
         num_heads = q.shape[1] // head_dim
         angles = rope.index_select(0, meta.positions).view(num_rows, 1, 2, head_dim // 2)
         turned = _rotated(torch.cat((q, k), dim=1), angles)
+        if kv_formats.KVFormat.of(kv.keys.dtype).turns_keys:
+            turned = kv_formats.turn(turned)
         out.view(num_rows, num_heads, head_dim).copy_(turned[:, :num_heads])
         _write_rows(turned[:, num_heads:], meta.write_slots, kv.keys, kv.key_scales)
         rows = v.view(num_rows, kv_heads, head_dim)

@@ -111,6 +111,24 @@ def test_pages_are_written_as_the_reference_writes_them(
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_queries_are_turned_as_the_keys_they_meet_are(
+    executors: list[NativeOps], dtype: torch.dtype, head_dim: int
+) -> None:
+    shape = replace(SHAPES[0], head_dim=head_dim)
+    tables = page_tables(SEQUENCES, shape, torch.Generator().manual_seed(2))
+    meta = row_meta(SEQUENCES, tables, shape.page_size)
+    rows = len(meta.positions)
+    q, k = queries(shape, rows), torch.ones(rows, shape.kv_heads * head_dim)
+    angles = torch.rand(300, head_dim // 2, generator=torch.Generator().manual_seed(4))
+    rope = torch.cat((angles.cos(), angles.sin()), dim=1)
+    ours, theirs = torch.empty_like(q), torch.empty_like(q)
+    for ops, out in ((executors[0], ours), (ReferenceOps(), theirs)):
+        ops.rope_and_write_kv(q, k, k, rope, meta, pages(shape, dtype), out=out)
+    assert_agree(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.head_dim}")
 def test_pages_are_read_as_the_reference_reads_them(
     executors: list[NativeOps], shape: Shape, dtype: torch.dtype

@@ -10,6 +10,7 @@ from chatrt_kernels.kv_formats import (
     bytes_per_head,
     dequantize,
     quantize,
+    turn,
     why_not,
 )
 
@@ -80,3 +81,26 @@ def test_four_bits_need_heads_of_whole_groups_in_both_halves() -> None:
         "heads have 80 dimensions, 4-bit pages need a multiple of 32"
     )
     assert why_not(80, torch.int8) is None
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+def test_turned_rows_have_the_products_of_rows_as_they_were(head_dim: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    queries, keys = torch.randn(2, 7, head_dim, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(turn(queries) @ turn(keys).T, queries @ keys.T)
+
+
+def test_one_large_dimension_of_a_turned_row_is_spread_over_all() -> None:
+    spike = torch.zeros(HEAD_DIM)
+    spike[37] = 8.0
+    torch.testing.assert_close(turn(spike).abs(), torch.ones(HEAD_DIM))
+
+
+def test_large_dimensions_cost_turned_keys_less_of_their_scores() -> None:
+    keys, queries = heads(200), heads(50, seed=1)
+    keys[:, 5] += 12.0
+    errors = []
+    for row, query in ((keys, queries), (turn(keys), turn(queries))):
+        back = dequantize(*quantize(row, torch.uint8), torch.float32)
+        errors.append(((back - row) @ query.T).square().mean())
+    assert errors[1] < 0.7 * errors[0]

@@ -131,8 +131,11 @@ class Written:
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
-def test_rows_are_rotated_and_written_as_the_reference_does(dtype: torch.dtype) -> None:
-    done = Written(dtype, WIDE)
+@pytest.mark.parametrize("head_dim", [64, 96])
+def test_rows_are_rotated_and_written_as_the_reference_does(
+    dtype: torch.dtype, head_dim: int
+) -> None:
+    done = Written(dtype, replace(WIDE, head_dim=head_dim))
     assert_agree(done.out, done.expected)
     for ours, theirs in (
         (done.ours.keys, done.theirs.keys),

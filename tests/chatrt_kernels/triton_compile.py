@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 from chatrt_kernels.formats import QuantFormat, QuantizedTensor
 from chatrt_kernels.kv_formats import KVFormat
 from chatrt_kernels.ops import ForwardInputs, KVLayer, RowMeta
+from chatrt_kernels.triton.launch import stages_of_shared_loads
 from chatrt_kernels.triton.linear import linear
 from chatrt_kernels.triton.ops import EVEN_ROWS, TritonOps
 from chatrt_kernels.triton.sample import Rules, choose
@@ -215,6 +216,9 @@ def source_of(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
 def compiled(launch: Launch, target: str) -> dict[str, Any]:
     """What the target's compiler says of a kernel."""
     source, options = source_of(launch)
+    if launch.kernel.fn.__name__ == "_linear":
+        amd = target.startswith("hip")
+        options["num_stages"] = stages_of_shared_loads(options["num_stages"], amd=amd)
     made = triton.compile(source, target=TARGETS[target], options=options)
     if "cubin" in made.asm:
         registers, spilled = _of_cubin(made.asm["cubin"])

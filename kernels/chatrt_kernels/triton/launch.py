@@ -38,6 +38,14 @@ def varying(*names: str) -> dict[str, Any]:
     return {"do_not_specialize": list(names)}
 
 
+def stages_of_shared_loads(wanted: int, *, amd: bool = torch.version.hip is not None) -> int:
+    """Into how many stages a loop is cut in which one load feeds two products.
+
+    Triton 3.6 fails to compile more than one for AMD ('tt.load' op operation destroyed).
+    """
+    return 1 if amd and triton.__version__.startswith("3.6.") else wanted
+
+
 def is_interpreted() -> bool:
     """Whether kernels run as Python on the CPU (`TRITON_INTERPRET=1`)."""
     return bool(triton.knobs.runtime.interpret)

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from chatrt_kernels.triton.launch import OPTIONS, dot_type, packed_rows, varying
+from chatrt_kernels.triton.launch import (
+    OPTIONS,
+    dot_type,
+    packed_rows,
+    stages_of_shared_loads,
+    varying,
+)
 from chatrt_kernels.triton.weights import GROUP
 
 if TYPE_CHECKING:
@@ -54,7 +60,8 @@ def linear(
         BLOCK_K=_BLOCK_K,
         DOT=dot_type(x.dtype),
         num_warps=4,
-        num_stages=2 if prefill else 4,  # as many as the smallest shared memory holds
+        # as many as the smallest shared memory holds
+        num_stages=stages_of_shared_loads(2 if prefill else 4),
         **OPTIONS,
     )
 

@@ -114,20 +114,35 @@ def paged_attention(
     Where the tiling splits, no sequence has more than `num_splits` splits, and `partials` holds at
     least so many of them and so many rows.
     """
-    num_rows = q.shape[0]
-    if not num_rows:
+    assert (tiling.split is None) == (partials is None), "scratch for sums that are split"
+    if not q.shape[0]:
         return
+    _launch_tiles(q, meta, kv, scale, tiling, out=out, num_splits=num_splits, partials=partials)
+    if tiling.split is not None:
+        assert partials is not None
+        _launch_sums(meta, partials, tiling.split, out=out, num_splits=num_splits)
+
+
+def _launch_tiles(
+    q: Tensor,
+    meta: RowMeta,
+    kv: KVLayer,
+    scale: float,
+    tiling: Tiling,
+    *,
+    out: Tensor,
+    num_splits: int,
+    partials: Partials | None,
+) -> None:
     kind = KVFormat.of(kv.keys.dtype)
     kv_heads, head_dim = kv.kv_heads, kv.head_dim
-    num_heads = q.shape[1] // head_dim
-    assert (tiling.split is None) == (partials is None), "scratch for sums that are split"
     sums, stats = (out, out) if partials is None else (partials.sums, partials.stats)
     num_sequences = meta.kv_len.shape[0]
     keys, values = as_elements(kv.keys), as_elements(kv.values)
     key_scales = keys if kv.key_scales is None else kv.key_scales
     value_scales = values if kv.value_scales is None else kv.value_scales
-    group = num_heads // kv_heads
-    _attend[(tiling.num_tiles(num_rows, num_sequences), kv_heads, num_splits)](
+    group = q.shape[1] // head_dim // kv_heads
+    _attend[(tiling.num_tiles(q.shape[0], num_sequences), kv_heads, num_splits)](
         *(q, keys, values, key_scales, value_scales),
         *(meta.page_table, meta.q_start, meta.kv_len, out, sums, stats),
         *(num_sequences, scale * _LOG2_E),
@@ -151,17 +166,23 @@ def paged_attention(
         num_stages=tiling.num_stages if kind is KVFormat.FLOAT else 2,
         **OPTIONS,
     )
-    if tiling.split is not None:
-        _sum_splits[(num_rows, num_heads)](
-            *(sums, stats, meta.positions, meta.q_start, out),
-            *(*sums.stride()[:3], packed_rows(out)),
-            *(num_splits, num_sequences),
-            HEAD_DIM=head_dim,
-            BLOCK_D=power_of_two(head_dim),
-            SPLIT=tiling.split,
-            num_warps=1 if head_dim <= 128 else 4,
-            **OPTIONS,
-        )
+
+
+def _launch_sums(
+    meta: RowMeta, partials: Partials, split: int, *, out: Tensor, num_splits: int
+) -> None:
+    sums = partials.sums
+    num_heads, head_dim = sums.shape[1], sums.shape[3]
+    _sum_splits[(out.shape[0], num_heads)](
+        *(sums, partials.stats, meta.positions, meta.q_start, out),
+        *(*sums.stride()[:3], packed_rows(out)),
+        *(num_splits, meta.kv_len.shape[0]),
+        HEAD_DIM=head_dim,
+        BLOCK_D=power_of_two(head_dim),
+        SPLIT=split,
+        num_warps=1 if head_dim <= 128 else 4,
+        **OPTIONS,
+    )
 
 
 @triton.jit
@@ -218,6 +239,59 @@ def _numbers(
         else:
             b_numbers = b_stored.to(DOT)
     return b_numbers, b_scale
+
+
+@triton.jit
+def _meet(
+    b_q,
+    b_most,
+    b_weight,
+    b_sum,
+    scale,
+    keys_ptr,
+    values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    o_page,
+    o_scale,
+    o_dim,
+    m_n,
+    m_seen,
+    HEAD_DIM: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SCALE_GROUP: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """What rows know of their positions so far, with one more block of them.
+
+    For each row: its largest score, the sum of its weights, the weighted sum of values.
+    """
+    b_keys, b_key_scale = _numbers(
+        keys_ptr, key_scales_ptr, o_page, o_scale, o_dim, m_n, HEAD_DIM, FORMAT, SCALE_GROUP, DOT
+    )
+    b_scores = tl.dot(b_q, tl.trans(b_keys), input_precision="ieee") * scale
+    b_scores = tl.where(m_seen, b_scores * b_key_scale[None, :], float("-inf"))
+    b_new = tl.maximum(b_most, tl.max(b_scores, axis=1))
+    # a row that has seen nothing yet keeps weight 0, and no infinity is subtracted from one
+    b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
+    b_kept = tl.exp2(b_most - b_base)
+    b_p = tl.exp2(b_scores - b_base[:, None])
+    b_weight = b_weight * b_kept + tl.sum(b_p, axis=1)
+    b_values, b_scale = _numbers(
+        values_ptr,
+        value_scales_ptr,
+        o_page,
+        o_scale,
+        o_dim,
+        m_n,
+        HEAD_DIM,
+        FORMAT,
+        SCALE_GROUP,
+        DOT,
+    )
+    b_p = (b_p * b_scale[None, :]).to(DOT)
+    b_sum = b_sum * b_kept[:, None] + tl.dot(b_p, b_values, input_precision="ieee")
+    return b_new, b_weight, b_sum
 
 
 @triton.jit(**varying("num_sequences"))
@@ -295,33 +369,16 @@ def _attend(
         m_n = o_n < end
         p_table = page_table_ptr + i_sequence * stride_table + o_n // PAGE_SIZE
         i_page = tl.load(p_table, mask=m_n, other=0).to(tl.int64)
-        o_page = i_page * stride_page + (o_n % PAGE_SIZE) * stride_slot + i_kv * stride_head
-        o_scale = (
-            i_page * stride_scale_page
-            + (o_n % PAGE_SIZE) * stride_scale_slot
-            + i_kv * stride_scale_head
-        )
-        b_keys, b_key_scale = _numbers(
-            keys_ptr, key_scales_ptr, o_page, o_scale, o_dim, m_n,
-            HEAD_DIM, FORMAT, SCALE_GROUP, DOT,
-        )  # fmt: skip
-        b_scores = tl.dot(b_q, tl.trans(b_keys), input_precision="ieee") * scale
-        b_scores = b_scores * b_key_scale[None, :]
+        i_slot = o_n % PAGE_SIZE
+        o_page = i_page * stride_page + i_slot * stride_slot + i_kv * stride_head
+        o_scale = i_page * stride_scale_page + i_slot * stride_scale_slot + i_kv * stride_scale_head
         m_seen = m_n[None, :] & (o_n[None, :] <= b_position[:, None])
-        b_scores = tl.where(m_seen, b_scores, float("-inf"))
-        b_new = tl.maximum(b_most, tl.max(b_scores, axis=1))
-        # a row that has seen nothing yet keeps weight 0, and no infinity is subtracted from one
-        b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
-        b_kept = tl.exp2(b_most - b_base)
-        b_p = tl.exp2(b_scores - b_base[:, None])
-        b_weight = b_weight * b_kept + tl.sum(b_p, axis=1)
-        b_values, b_value_scale = _numbers(
-            values_ptr, value_scales_ptr, o_page, o_scale, o_dim, m_n,
+        b_most, b_weight, b_sum = _meet(
+            b_q, b_most, b_weight, b_sum, scale,
+            keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr,
+            o_page, o_scale, o_dim, m_n, m_seen,
             HEAD_DIM, FORMAT, SCALE_GROUP, DOT,
         )  # fmt: skip
-        b_p = (b_p * b_value_scale[None, :]).to(DOT)
-        b_sum = b_sum * b_kept[:, None] + tl.dot(b_p, b_values, input_precision="ieee")
-        b_most = b_new
     if SPLIT > 0:
         o_partial = (
             o_global * stride_sums_row + i_head * stride_sums_head + i_split * stride_sums_split

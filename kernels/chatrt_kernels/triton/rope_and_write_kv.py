@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chatrt_kernels.kv_formats import INT4_GROUP, KVFormat
+from chatrt_kernels.kv_formats import INT4_GROUP, KVFormat, turned_by
 from chatrt_kernels.triton.launch import OPTIONS, packed_rows, power_of_two
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def rope_and_write_kv(
         HALF=head_dim // 2,
         BLOCK=power_of_two(head_dim // 2),
         GROUP=INT4_GROUP,
+        UNIT=turned_by(head_dim // 2),
         FORMAT=FORMAT_NUMBERS[kind],
         num_warps=1,
         **OPTIONS,
@@ -78,6 +79,24 @@ def rope_and_write_kv(
 def as_elements(pages: Tensor) -> Tensor:
     """A page tensor as a kernel reads it: e4m3 as bytes, since not all targets have the type."""
     return pages.view(torch.uint8) if pages.dtype is torch.float8_e4m3fn else pages
+
+
+@triton.jit
+def _add_and_subtract(b_x, STEP: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of dimensions `STEP` apart in the place of the first, differences in the second's."""
+    b_pairs = tl.permute(tl.reshape(b_x, (BLOCK // (2 * STEP), 2, STEP)), (0, 2, 1))
+    b_first, b_second = tl.split(b_pairs)
+    b_both = tl.join(b_first + b_second, b_first - b_second)
+    return tl.reshape(tl.permute(b_both, (0, 2, 1)), (BLOCK,))
+
+
+@triton.jit
+def _turn_half(b_x, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """What `kv_formats.turn` does within one half of a head, before its last factor."""
+    for stage in tl.static_range(13):
+        if HALF % (2 << stage) == 0:
+            b_x = _add_and_subtract(b_x, 1 << stage, BLOCK)
+    return b_x
 
 
 @triton.jit
@@ -183,6 +202,7 @@ def _rope_and_write_kv(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
     i_row = tl.program_id(0).to(tl.int64)
@@ -208,6 +228,11 @@ def _rope_and_write_kv(
         b_turned = b_first * b_cos - b_second * b_sin
         b_second = b_second * b_cos + b_first * b_sin
         b_first = b_turned
+        if FORMAT == 3:
+            # `kv_formats.turn` has the reasons, and this order
+            b_sum = b_first + b_second
+            b_second = _turn_half(b_first - b_second, HALF, BLOCK) * UNIT
+            b_first = _turn_half(b_sum, HALF, BLOCK) * UNIT
     if is_query:
         p_out = out_ptr + i_row * stride_out + i_head * (2 * HALF)
         tl.store(p_out + o_half, b_first.to(out_ptr.dtype.element_ty), mask=m_half)

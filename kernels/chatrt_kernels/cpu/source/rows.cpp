@@ -47,6 +47,30 @@ void rotate(const float* x, const float* angles, int head_dim, float* out) {
     });
 }
 
+// Pages of 4 bits hold turned keys, which meet turned queries (kv_formats.turn has the reasons, and this order).
+void turn(float* x, int head_dim) {
+    const int half = head_dim / 2, block = half & -half;
+    const auto add_and_subtract = [x](int first, int step) {
+        for (int i = first; i < first + step; ++i) {
+            const float a = x[i], b = x[i + step];
+            x[i] = a + b;
+            x[i + step] = a - b;
+        }
+    };
+    add_and_subtract(0, half);
+    for (int step = 1; step < block; step *= 2) {
+        for (int first = 0; first < head_dim; first += 2 * step) add_and_subtract(first, step);
+    }
+    const float unit = 1.0f / std::sqrt(float(2 * block));
+    for (int i = 0; i < head_dim; ++i) x[i] *= unit;
+}
+
+// One head of a query or a key as attention multiplies it.
+void place(const KVLayer& kv, const float* x, const float* angles, float* out) {
+    rotate(x, angles, kv.head_dim, out);
+    if (kv.format == kInt4) turn(out, kv.head_dim);
+}
+
 // Where one head of one token is stored in its page.
 struct Slot {
     int64_t page, offset;
@@ -127,7 +151,7 @@ void write_kv(const Rope& rope, const float* angles, int row, int64_t slot) {
     const Slot at = {slot / kv.page_size, slot % kv.page_size};
     float turned[1024];
     for (int h = 0; h < kv.kv_heads; ++h) {
-        rotate(rope.k + row * rope.k_stride + h * kv.head_dim, angles, kv.head_dim, turned);
+        place(kv, rope.k + row * rope.k_stride + h * kv.head_dim, angles, turned);
         const float* v = rope.v + row * rope.v_stride + h * kv.head_dim;
         switch (kv.format) {
             case kFloat32: write_floats<float>(kv, at, h, turned, v); break;
@@ -205,7 +229,7 @@ void rope_rows(const Rope& rope, const Step& step, int first, int last) {
         const float* angles = rope.table + step.positions[r] * head_dim;
         for (int h = 0; h < rope.num_heads; ++h) {
             float turned[1024];  // `out` may be q itself
-            rotate(rope.q + r * rope.q_stride + h * head_dim, angles, head_dim, turned);
+            place(rope.kv, rope.q + r * rope.q_stride + h * head_dim, angles, turned);
             std::memcpy(rope.out + r * rope.out_stride + h * head_dim, turned, size_t(head_dim) * 4);
         }
         write_kv(rope, angles, r, step.write_slots[r]);
