@@ -45,10 +45,16 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class TargetPass:
-    """A pass of the target: `rows[s]` are those of session `session_ids[s]`, drafts included."""
+    """A pass of the target: `rows[s]` are those of session `session_ids[s]`, drafts included.
+
+    It is number `part` of the `num_parts` passes of a step; no session has rows in two of them, and
+    nothing is committed before the last of them has run.
+    """
 
     session_ids: Sequence[int]
     rows: Sequence[BatchRows]
+    part: int = 0
+    num_parts: int = 1
 
 
 class Drafter(Protocol):

@@ -99,13 +99,15 @@ class Drafting:
         return cut
 
     def observe(
-        self, plan: Plan, rows: Sequence[BatchRows], chosen: Sequence[int]
+        self, plan: Plan, rows: Sequence[BatchRows], passes: Sequence[Sequence[int]], part: int
     ) -> Tensor | None:
-        """The target is about to compute some of the plan's rows; what its follower reads."""
+        """The target is about to compute the rows of `passes[part]`; what its follower reads."""
         if self._drafter is None:
             return None
+        chosen = passes[part]
         session_ids = [plan.rows[i].entry.session.session_id for i in chosen]
-        return self._drafter.observe(TargetPass(session_ids, [rows[i] for i in chosen]))
+        observed = TargetPass(session_ids, [rows[i] for i in chosen], part, len(passes))
+        return self._drafter.observe(observed)
 
     def time_pass(self, time_ns: int) -> None:
         """The target took so long for the plan's rows."""

@@ -59,18 +59,21 @@ class Target:
 
 
 def forward_in_passes(
-    target: Target, rows: Sequence[BatchRows], observe: Callable[[Sequence[int]], Tensor | None]
+    target: Target,
+    rows: Sequence[BatchRows],
+    observe: Callable[[Sequence[Sequence[int]], int], Tensor | None],
 ) -> list[Tensor]:
     """`[samples, vocab]` logits for each sequence, in as few passes as give rows their own bits.
 
-    `observe` hears which sequences the next pass has, and says its feature rows.
+    `observe` hears which sequences all passes have and which one is next, and says its feature
+    rows.
     """
     passes = _passes([len(one.token_ids) for one in rows], target.decoder.even_rows)
     if len(passes) == 1:
-        return target.forward(rows, observe(passes[0]))
+        return target.forward(rows, observe(passes, 0))
     logits: dict[int, Tensor] = {}
-    for chosen in passes:
-        found = target.forward([rows[i] for i in chosen], observe(chosen))
+    for part, chosen in enumerate(passes):
+        found = target.forward([rows[i] for i in chosen], observe(passes, part))
         # the next pass has its logits in the same memory
         logits |= {i: values.clone() for i, values in zip(chosen, found, strict=True)}
     return [logits[i] for i in range(len(rows))]

@@ -112,7 +112,7 @@ class DeferredRows:
         batch = self._batches.build([rows])
         base_rows = self._network.choose_bases([base_row, *range(first, first + num_rows - 1)])
         places = self._places[first_place : first_place + num_rows]
-        self._program.run(ForwardInputs(batch.meta, places, base_rows))
+        self._program.run(ForwardInputs(batch.meta, places, base_rows, batch.num_positions))
         return first + num_rows - 1
 
     def _describe(self, ops: Calls, inputs: ForwardInputs) -> None:

@@ -49,9 +49,14 @@ class _Kept:
 # Not frozen: that takes three times as long to make, and one is made for each session of each step.
 @dataclass(slots=True)
 class _Seen:
-    """A session's rows in the last pass; `written` if the pass wrote the head's too."""
+    """A session's rows in the last step, from row `first_row` of their pass on.
+
+    `written` if the pass wrote the head's too; what they give to their next is then in `bases` from
+    row `first_base` on.
+    """
 
     first_row: int
+    first_base: int
     rows: BatchRows
     written: bool
 
@@ -102,6 +107,8 @@ class HeadDrafter:
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._free_slots = list(range(network.num_slots - 1, _NOTHING, -1))
         self._seen: dict[int, _Seen] = {}
+        self._in_last_pass: list[_Seen] = []
+        self._num_put_by = 0
         deferred = network.deferred
         self._waiting: dict[int, _Waiting] = {}
         last = deferred.num_places - deferred.max_rows
@@ -131,22 +138,34 @@ class HeadDrafter:
         They do where each session has a single one: where nobody drafts.
         """
         session_ids, rows = target_pass.session_ids, target_pass.rows
-        if len(rows) <= self._max_waiting and all(len(one.token_ids) == 1 for one in rows):
-            self._seen = {
-                session_id: _Seen(row, one, written=False)
-                for row, (session_id, one) in enumerate(zip(session_ids, rows, strict=True))
-            }
-            return None
+        if target_pass.part:
+            self._put_by()
+        else:
+            self._seen, self._num_put_by = {}, 0
+        is_alone = target_pass.num_parts == 1
+        may_wait = is_alone and len(rows) <= self._max_waiting
+        waits = may_wait and all(len(one.token_ids) == 1 for one in rows)
         base_rows: list[int] = []
-        self._seen = {}
+        self._in_last_pass = []
         for session_id, one in zip(session_ids, rows, strict=True):
-            self._write_waiting(session_id)
             first_row, count = len(base_rows), len(one.token_ids)
-            base_rows.append(self._base_of(session_id, one.start))
             following = self._network.num_slots + first_row
+            if not waits:
+                self._write_waiting(session_id)
+            base_rows.append(_NOTHING if waits else self._base_of(session_id, one.start))
             base_rows.extend(range(following, following + count - 1))
-            self._seen[session_id] = _Seen(first_row, one, written=True)
-        return self._network.choose_bases(base_rows)
+            seen = _Seen(first_row, following, one, written=not waits)
+            self._seen[session_id] = seen
+            self._in_last_pass.append(seen)
+        return None if waits else self._network.choose_bases(base_rows)
+
+    def _put_by(self) -> None:
+        """Keep what the step's last pass left, since the next one writes there."""
+        num_rows = sum(len(seen.rows.token_ids) for seen in self._in_last_pass)
+        first = self._network.put_by(num_rows, self._num_put_by)
+        self._num_put_by += num_rows
+        for seen in self._in_last_pass:
+            seen.first_base = first + seen.first_row
 
     def commit(self, session_id: int, num_computed: int) -> None:
         """Behind a pass, keep what the next row starts from, or let the pass's only row wait.
@@ -214,8 +233,8 @@ class HeadDrafter:
         """
         seen, kept = self._seen.get(session_id), self._kept.get(session_id)
         if seen is not None and 0 <= position - seen.rows.start < len(seen.rows.token_ids):
-            row = seen.first_row + position - seen.rows.start
-            self._keep(session_id, self._network.num_slots + row, position)
+            base_row = seen.first_base + position - seen.rows.start
+            self._keep(session_id, base_row, position)
         elif kept is not None and kept.position != position:
             self._forget_start(session_id)
 

@@ -142,8 +142,10 @@ class HeadNetwork:
         self._buffers = LayerBuffers.allocate(config, max_rows, dtype=dtype, device=device)
         self._ones = torch.ones(hidden, dtype=dtype, device=device)
         self.features = torch.empty(max_rows, len(layers) * hidden, dtype=dtype, device=device)
-        # behind the caller's and a pass's those of deferred rows
-        num_bases = num_slots + max_rows + min(kv.page_size, max_rows)
+        # behind the caller's and a pass's: those put by of a step's earlier passes, deferred rows
+        self._first_put_by = num_slots + max_rows
+        first_deferred = self._first_put_by + (0 if ops.even_rows is None else max_rows)
+        num_bases = first_deferred + min(kv.page_size, max_rows)
         self.bases = torch.zeros(num_bases, hidden, dtype=dtype, device=device)
         self._logits = torch.empty(max_rows, weights.kept.shape[0], dtype=dtype, device=device)
         host_rows = torch.zeros(max_rows, dtype=torch.int64)
@@ -153,7 +155,14 @@ class HeadNetwork:
         num_pages = -(-decoder.rope.shape[0] // kv.page_size)
         largest = self._largest_inputs(max_rows, 0, num_pages)
         self._step = ops.compile(self._describe_step, largest, [self.bases, self._logits])
-        self.deferred = self._deferred_rows(ops, kv.page_size, num_pages, num_deferred)
+        self.deferred = DeferredRows(
+            self,
+            ops,
+            self._largest_inputs(num_bases - first_deferred, num_bases - first_deferred, num_pages),
+            BatchBuilder(num_bases - first_deferred, 1, num_pages, kv.page_size, device),
+            num_places=num_deferred,
+            first_base=first_deferred,
+        )
         decoder.follow_with(self)
 
     @property
@@ -214,13 +223,24 @@ class HeadNetwork:
             chosen.copy_(torch.from_numpy(self._host_base_rows[:num_rows]))
         return chosen
 
+    def put_by(self, num_rows: int, num_before: int) -> int:
+        """Copy what the last pass left for its rows behind `num_before` that are put by already.
+
+        Returns the row of `bases` where the first is. The next pass of the step takes its place.
+        """
+        first = self._first_put_by + num_before
+        self.bases[first : first + num_rows] = self.bases[
+            self.num_slots : self.num_slots + num_rows
+        ]
+        return first
+
     def step(self, batch: Batch, base_rows: Sequence[int]) -> Tensor:
         """Logits over the kept tokens `[rows, kept]`, valid until the next step.
 
         The successor of row i starts from row `num_slots + i` of `bases`.
         """
         chosen = self.choose_bases(base_rows)
-        self._step.run(ForwardInputs(batch.meta, self._no_rows, chosen))
+        self._step.run(ForwardInputs(batch.meta, self._no_rows, chosen, batch.num_positions))
         return self._logits[: batch.num_rows]
 
     def _describe_step(self, ops: Calls, inputs: ForwardInputs) -> None:
@@ -244,21 +264,6 @@ class HeadNetwork:
         ops.add(buffers.hidden, buffers.projected, out=buffers.hidden)
         return buffers
 
-    def _deferred_rows(
-        self, ops: Ops, page_size: int, num_pages: int, num_places: int
-    ) -> DeferredRows:
-        """Their part of `bases` is behind all others, and as long as they are many at once."""
-        first_base = self.num_slots + len(self._base_rows)
-        num_rows = len(self.bases) - first_base
-        return DeferredRows(
-            self,
-            ops,
-            self._largest_inputs(num_rows, num_rows, num_pages),
-            BatchBuilder(num_rows, 1, num_pages, page_size, self.bases.device),
-            num_places=num_places,
-            first_base=first_base,
-        )
-
     def _largest_inputs(self, num_rows: int, num_logits: int, num_pages: int) -> ForwardInputs:
         """Inputs of the largest run, as shapes: their contents are never read."""
         device = self.bases.device
@@ -271,4 +276,4 @@ class HeadNetwork:
             q_start=torch.zeros(2, dtype=torch.int32, device=device),
             kv_len=torch.zeros(1, dtype=torch.int32, device=device),
         )
-        return ForwardInputs(meta, rows[3, :num_logits], rows[4])
+        return ForwardInputs(meta, rows[3, :num_logits], rows[4], self._rope.shape[0])
