@@ -96,6 +96,13 @@ class Terminal:
         while (left_s := end_s - time.monotonic()) > 0:
             self._read(left_s)
 
+    def discard(self, seconds: float) -> None:
+        """Press nothing for so long; what is painted meanwhile is missing on the screen."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            if select.select([self._ours], [], [], left_s)[0]:
+                os.read(self._ours, _READ_BYTES)
+
     def until(self, seen: Callable[[Screen], object], what: str, *, within_s: float) -> None:
         """Read until `seen(screen)` is true.
 
