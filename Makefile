@@ -7,8 +7,11 @@ TORCH ?= torch>=2.11,<2.14
 STAMPS := $(VENV)/.stamps
 # What chatrt is measured against lives apart from it.
 PEERS := .venv-peers
+# SDKs that the tests run unmodified live apart too: they forbid packages that chatrt needs.
+CLIENTS := .venv-clients
+NODE_CLIENTS := tests/clients/node
 
-.PHONY: chat test check check-native check-speculation check-living format bench bench-peers clean
+.PHONY: chat test clients test-clients check check-native check-speculation check-living format bench bench-peers clean
 
 chat: $(STAMPS)/serve
 	@$(BIN)/chatrt kernels --quiet-if-present
@@ -18,6 +21,13 @@ chat: $(STAMPS)/serve
 test: $(STAMPS)/test
 	@$(BIN)/chatrt pull --quiet-if-present
 	$(BIN)/python -m pytest -q
+
+# The SDKs of tests/clients: Python's and, where npm is there, Node's.
+clients: $(CLIENTS)/.installed $(if $(shell command -v npm 2>/dev/null),$(NODE_CLIENTS)/node_modules/.package-lock.json)
+
+test-clients: $(STAMPS)/test clients
+	@$(BIN)/chatrt pull --quiet-if-present
+	$(BIN)/python -m pytest -q tests/clients tests/examples
 
 check: $(STAMPS)/dev
 	$(BIN)/ruff format --check .
@@ -66,7 +76,7 @@ bench-peers: $(STAMPS)/serve $(PEERS)/.installed
 	$(BIN)/chatrt bench peers
 
 clean:
-	rm -rf $(VENV) $(PEERS)
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) $(NODE_CLIENTS)/node_modules
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("chatrt needs Python 3.11 or newer, this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
@@ -82,6 +92,16 @@ $(PEERS)/.installed: | $(VENV)/bin/python
 	@echo 'installing llama-cpp-python and transformers into $(PEERS) (llama.cpp is compiled: some minutes, and a C++ compiler)'
 	@$(BIN)/python -m venv $(PEERS)
 	@$(PEERS)/bin/python -m pip install '$(TORCH)' 'transformers>=5.0,<6' 'accelerate>=1.0' 'gguf>=0.17' 'llama-cpp-python>=0.3.16,<0.4'
+	@touch $@
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt | $(VENV)/bin/python
+	@echo 'installing the SDKs that the tests run into $(CLIENTS) (half a minute)'
+	@$(BIN)/python -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install -r $<
+	@touch $@
+
+$(NODE_CLIENTS)/node_modules/.package-lock.json: $(NODE_CLIENTS)/package-lock.json
+	npm ci --prefix $(NODE_CLIENTS) --no-audit --no-fund --ignore-scripts
 	@touch $@
 
 $(STAMPS)/bench: pyproject.toml | $(VENV)/bin/python

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: folders of their own, the default model, patience."""
+"""Fixtures of all tests: folders of their own, the default model and its server, patience."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from chatrt.paths import Paths
 from tests.support import share_kernels, time_scale
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from chatrt.models.files import ModelFiles
+    from tests.e2e.process import ServerProcess
 
 DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MAX_THREADS = 4  # tiny matrices on many cores spend their time waiting for each other
@@ -103,6 +104,23 @@ def default_model_files(model_cache: ModelCache) -> ModelFiles:
 
     source = resolve(DEFAULT_MODEL, cache_dir=model_cache.folder)
     return fetch(source, cache_dir=model_cache.folder, progress=lambda *_: None)
+
+
+@pytest.fixture(scope="session")
+def server(
+    model_cache: ModelCache,
+    default_model_files: ModelFiles,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ServerProcess]:
+    """The default model, served; every test leaves it as it found it."""
+    from tests.e2e.process import ServerProcess
+
+    del default_model_files  # its tokenizer is there
+    home = model_cache.share_with(tmp_path_factory.mktemp("server") / "home")
+    flags = ("--kv-memory-bytes", "512MiB", "--max-context", "1024")
+    running = ServerProcess.start(home, None, *flags)
+    yield running
+    running.kill()
 
 
 def _no_model(sentence: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The servers that the end-to-end tests share: one with the default model, one with a tiny one."""
+"""The server with a tiny model that the end-to-end tests share."""
 
 from __future__ import annotations
 
@@ -16,25 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from chatrt.models.files import ModelFiles
-    from tests.conftest import ModelCache
-
 TINY_CONTEXT = 4096
-
-
-@pytest.fixture(scope="session")
-def server(
-    model_cache: ModelCache,
-    default_model_files: ModelFiles,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[ServerProcess]:
-    """The default model, served; every test leaves it as it found it."""
-    del default_model_files  # its tokenizer is there
-    home = model_cache.share_with(tmp_path_factory.mktemp("server") / "home")
-    flags = ("--kv-memory-bytes", "512MiB", "--max-context", "1024")
-    running = ServerProcess.start(home, None, *flags)
-    yield running
-    running.kill()
 
 
 @pytest.fixture(scope="session")

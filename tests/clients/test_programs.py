@@ -1,0 +1,145 @@
+"""Unmodified SDKs in processes of their own, each through the same turns, stops and mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.clients.program import NAMES, Said, environment, node, running
+from tests.e2e.process import ServerProcess, wait_until
+from tests.support import time_scale
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.clients.program import Program
+    from tests.conftest import ModelCache
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+FRANCE, ITALY = "What is the capital of France?", "And what is the capital of Italy?"
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def program(
+    request: pytest.FixtureRequest,
+    server: ServerProcess,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Program]:
+    """One connection for all tests of a client: each leaves it usable."""
+    log = tmp_path_factory.mktemp("program") / "log"
+    with running(request.param, server.base_url, server.api_key, log) as program:
+        yield program
+
+
+def test_a_follow_up_knows_what_was_said_and_computes_only_what_is_new(program: Program) -> None:
+    first = program.ask(FRANCE)
+    second = program.ask(ITALY, after=first)
+    third = program.ask("Name a river there.", after=second)
+    assert "Paris" in first.text
+    assert "Rome" in second.text
+    assert third.text
+    assert not first.error + second.error + third.error
+    for turn, following in ((first, second), (second, third)):
+        assert following.cached_tokens >= turn.total_tokens - 1
+
+
+def test_a_stopped_answer_ends_and_the_next_one_is_whole(
+    program: Program, server: ServerProcess
+) -> None:
+    whole = program.ask("Count from one to fifty.", max_tokens=200)
+    stopped = program.ask("Count from one to fifty.", max_tokens=200, stop=True)
+    assert stopped.text
+    assert whole.text.startswith(stopped.text)
+    assert len(stopped.text) < len(whole.text)
+    if program.name == "openai-agents":  # it hangs up, which the server takes for a lost connection
+        assert server.get(f"/v1/responses/{stopped.id}/cancel", method="POST").status == 200
+    wait_until(lambda: not server.get("/v1/chatrt/live").body["turns"], "an answer goes on")
+    after = program.ask("Go on.", after=stopped)
+    assert after.text
+    assert after.cached_tokens >= stopped.total_tokens - 1
+    assert "Paris" in program.ask(FRANCE).text
+
+
+def test_a_mistake_is_told_in_words_and_the_next_turn_is_answered(program: Program) -> None:
+    unknown = program.ask("Hi.", model="gpt-0")
+    assert "model gpt-0 is not served here" in unknown.error
+    too_long = program.ask("word " * 2000)
+    assert "1024" in too_long.error.replace(",", "")
+    for said in (unknown, too_long):
+        assert not said.text
+    assert "Paris" in program.ask(FRANCE).text
+
+
+@pytest.mark.parametrize("program", ["openai-node", "openai-agents"], indirect=True)
+def test_an_unknown_parent_is_an_error_code_and_the_next_turn_is_answered(program: Program) -> None:
+    unknown = program.ask(ITALY, after=Said(id="resp_nowhere"))
+    assert unknown.code == "previous_response_not_found"
+    assert "resp_nowhere" in unknown.error
+    assert "Paris" in program.ask(FRANCE).text
+
+
+@pytest.mark.parametrize("program", ["pipecat"], indirect=True)
+def test_pipecat_sends_everything_anew_when_its_parent_was_deleted(
+    program: Program, server: ServerProcess
+) -> None:
+    first = program.ask(FRANCE)
+    newest = server.get("/v1/chatrt/live").body["recent"][-1]["response_id"]
+    assert server.delete(f"/v1/responses/{newest}").status == 200
+    second = program.ask(ITALY, after=first)
+    assert "Rome" in second.text
+    assert not second.error
+    assert "previous_response_not_found" in program.told()
+
+
+def test_clients_of_a_server_that_restarts_go_on_with_the_next_one(
+    model_cache: ModelCache, tmp_path: Path
+) -> None:
+    home = model_cache.share_with(tmp_path / "served")
+    flags = ("--kv-memory-bytes", "256MiB", "--max-context", "1024", "--kv-dir", f"{tmp_path}/kv")
+    servers = [ServerProcess.start(home, None, *flags)]
+    try:
+        before = servers[0]
+        with ExitStack() as stack:
+            programs = [
+                stack.enter_context(
+                    running(name, before.base_url, before.api_key, tmp_path / f"{name}.log")
+                )
+                for name in NAMES
+            ]
+            first = [program.ask(FRANCE) for program in programs]
+            assert before.terminate() == 0
+            port = before.base_url.removesuffix("/v1").rsplit(":", 1)[1]
+            servers.append(ServerProcess.start(home, None, *flags, "--port", port))
+            for program, said in zip(programs, first, strict=True):
+                second = program.ask(ITALY, after=said)
+                assert "Rome" in second.text, (program.name, second, program.told())
+                if said.id:  # its full pages came back from disk
+                    assert second.cached_tokens >= said.total_tokens // 16 * 16, program.name
+            assert "reconnecting after 1012" in programs[NAMES.index("openai-node")].told()
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def test_lanes_of_openai_node_interleave_and_fork_one_tip(server: ServerProcess) -> None:
+    done = subprocess.run(
+        [*node("lanes.mjs"), server.base_url],
+        env=environment(server.api_key),
+        capture_output=True,
+        text=True,
+        timeout=60 * time_scale(),
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["a"]["text"] == told["b"]["text"] != ""
+    assert told["switches"] > 4
+    assert told["stopped"]["status"] == "cancelled"
+    assert "Paris" in told["meanwhile"]["text"]
+    assert told["refused"] == "previous_response_not_found"
+    for fork in (told["a"], told["b"]):
+        assert fork["cached"] >= told["root"]["total"] - 1
