@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.clients.program import NAMES, Said, environment, node, running
-from tests.e2e.process import ServerProcess, wait_until
+from tests.e2e.process import wait_until
 from tests.support import time_scale
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.clients.program import Program
-    from tests.conftest import ModelCache
+    from tests.e2e.process import ServerProcess
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 FRANCE, ITALY = "What is the capital of France?", "And what is the capital of Italy?"
@@ -94,36 +92,6 @@ def test_pipecat_sends_everything_anew_when_its_parent_was_deleted(
     assert "Rome" in second.text
     assert not second.error
     assert "previous_response_not_found" in program.told()
-
-
-def test_clients_of_a_server_that_restarts_go_on_with_the_next_one(
-    model_cache: ModelCache, tmp_path: Path
-) -> None:
-    home = model_cache.share_with(tmp_path / "served")
-    flags = ("--kv-memory-bytes", "256MiB", "--max-context", "1024", "--kv-dir", f"{tmp_path}/kv")
-    servers = [ServerProcess.start(home, None, *flags)]
-    try:
-        before = servers[0]
-        with ExitStack() as stack:
-            programs = [
-                stack.enter_context(
-                    running(name, before.base_url, before.api_key, tmp_path / f"{name}.log")
-                )
-                for name in NAMES
-            ]
-            first = [program.ask(FRANCE) for program in programs]
-            assert before.terminate() == 0
-            port = before.base_url.removesuffix("/v1").rsplit(":", 1)[1]
-            servers.append(ServerProcess.start(home, None, *flags, "--port", port))
-            for program, said in zip(programs, first, strict=True):
-                second = program.ask(ITALY, after=said)
-                assert "Rome" in second.text, (program.name, second, program.told())
-                if said.id:  # its full pages came back from disk
-                    assert second.cached_tokens >= said.total_tokens // 16 * 16, program.name
-            assert "reconnecting after 1012" in programs[NAMES.index("openai-node")].told()
-    finally:
-        for server in servers:
-            server.kill()
 
 
 def test_lanes_of_openai_node_interleave_and_fork_one_tip(server: ServerProcess) -> None:

@@ -39,7 +39,8 @@ socket.on('error', ({ error, message }) => {
 socket.on('reconnecting', ({ closeCode }) => console.error('reconnecting after', closeCode));
 socket.on('reconnected', () => console.error('reconnected'));
 
-createInterface({ input: process.stdin }).on('line', (line) => {
+const commands = createInterface({ input: process.stdin });
+commands.on('line', (line) => {
   const asked = JSON.parse(line);
   stop = asked.stop;
   socket.send({
@@ -51,3 +52,4 @@ createInterface({ input: process.stdin }).on('line', (line) => {
     max_output_tokens: asked.max_tokens,
   });
 });
+commands.on('close', () => socket.close());
