@@ -91,9 +91,10 @@ async def test_a_stop_on_one_lane_leaves_the_other_whole(
     stopped, whole = session.lane("stopped"), session.lane("whole")
     await stopped.send(create("Count from one to fifty.", max_output_tokens=400))
     await whole.send(create("What is the capital of France?"))
-    while (event := await stopped.recv()).type != "response.output_text.delta":
-        pass
-    response_id = event.response_id  # type: ignore[union-attr]  # ours: its types lack it
+    event: Any = await stopped.recv()
+    while event.type != "response.output_text.delta":
+        event = await stopped.recv()
+    response_id = event.response_id
     await stopped.send(cancel(response_id))
     partial = await stopped.get_final_response()
     assert partial.id == response_id
