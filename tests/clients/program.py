@@ -2,7 +2,7 @@
 
 The SDKs live apart from chatrt (other packages than its own, or another language), so each has a
 small program that uses it as its documentation says. A line in: `say` and `max_tokens`, perhaps
-`previous`, `model`, `stop`. A line out: what became of the turn (`Said`).
+`previous`, `model`, `stop`, `options`. A line out: what became of the turn (`Said`).
 
 Knows: how such a program is started, asked and ended. Does not know: the SDKs, servers.
 Invariant: a program that a test started has ended when its context is left.
@@ -62,7 +62,7 @@ class Program:
         """One greedy turn; returns once the SDK says that it is over.
 
         It continues `after`, or begins a conversation. `stop` ends the answer at its first delta;
-        `model` is another one than the server's.
+        `model` is another one than the server's; `options` are fields of ours.
         """
         command = {"say": text, "max_tokens": max_tokens, **more}
         if after is not None:

@@ -73,6 +73,12 @@ def test_a_mistake_is_told_in_words_and_the_next_turn_is_answered(program: Progr
     assert "Paris" in program.ask(FRANCE).text
 
 
+def test_an_option_of_ours_reaches_the_server_unchanged(program: Program) -> None:
+    cut = program.ask(FRANCE, options={"stop": [" Paris"]})
+    assert cut.text == "The capital of France is"
+    assert "Paris" in program.ask(FRANCE).text
+
+
 @pytest.mark.parametrize("program", ["openai-node", "openai-agents"], indirect=True)
 def test_an_unknown_parent_is_an_error_code_and_the_next_turn_is_answered(program: Program) -> None:
     unknown = program.ask(ITALY, after=Said(id="resp_nowhere"))

@@ -50,6 +50,7 @@ commands.on('line', (line) => {
     previous_response_id: asked.previous,
     temperature: 0,
     max_output_tokens: asked.max_tokens,
+    chatrt: asked.options,
   });
 });
 commands.on('close', () => socket.close());

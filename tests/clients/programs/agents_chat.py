@@ -22,7 +22,8 @@ MODEL = "smollm2-135m-instruct"
 
 async def turn(session: ResponsesWebSocketSession, asked: dict[str, Any]) -> dict[str, Any]:
     """One run of an agent without tools: its answer, or why there is none."""
-    settings = ModelSettings(temperature=0, max_tokens=asked["max_tokens"])
+    more = {"chatrt": asked["options"]} if "options" in asked else None
+    settings = ModelSettings(temperature=0, max_tokens=asked["max_tokens"], extra_body=more)
     agent = Agent(name="clerk", model=asked.get("model", MODEL), model_settings=settings)
     run = session.run_streamed(agent, asked["say"], previous_response_id=asked.get("previous"))
     said: dict[str, Any] = {"text": ""}

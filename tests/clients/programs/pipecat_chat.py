@@ -76,7 +76,11 @@ def usage(data: LLMUsageMetricsData) -> dict[str, int]:
 
 def frames(asked: dict[str, Any]) -> list[Frame]:
     """A person's turn: how it is to be answered, and its words, the first ones or further ones."""
-    settings = Settings(model=asked.get("model", MODEL), max_completion_tokens=asked["max_tokens"])
+    settings = Settings(
+        model=asked.get("model", MODEL),
+        max_completion_tokens=asked["max_tokens"],
+        extra={"chatrt": asked.get("options", {})},  # a delta: left out, the last one stays
+    )
     messages = [{"role": "user", "content": asked["say"]}]
     words = LLMMessagesAppendFrame if "previous" in asked else LLMMessagesUpdateFrame
     return [LLMUpdateSettingsFrame(delta=settings), words(messages=messages, run_llm=True)]
