@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from chatrt.errors import ChatrtError, NotFound
+from chatrt.errors import ChatrtError, ModelNotFound, NotFound
 from chatrt.server.connection import report
 from chatrt.wire.errors import error_body, internal_error
 
@@ -119,6 +119,8 @@ class Routes:
                 return json_reply(await self._service.live(key_id, self._sockets()))
             case ("GET", ("v1", "models")):
                 return json_reply(_list(self._service.models()))
+            case ("GET", ("v1", "models", *parts)):
+                return json_reply(_model("/".join(parts), self._service.models()))
             case (_, ("v1", "responses", response_id, *rest)):
                 return await self._response(target.method, response_id, rest, key_id)
             case (_, ("v1", "conversations", *rest)):
@@ -178,6 +180,15 @@ def _list(data: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "last_id": ids[-1] if ids else None,
         "has_more": False,
     }
+
+
+def _model(model_id: str, models: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The model of that name, which may have slashes in it."""
+    for model in models:
+        if model["id"] == model_id:
+            return model
+    served = ", ".join(str(model["id"]) for model in models)
+    raise ModelNotFound(f"model {model_id} is not served here, {served} is", param="model")
 
 
 def _nothing_here(method: str, path: str) -> NotFound:

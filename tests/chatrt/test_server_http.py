@@ -71,6 +71,15 @@ async def test_models_and_metrics_are_the_services() -> None:
         assert await call(server, "GET", "/metrics") == (200, "chatrt_responses_total 0\n")
 
 
+async def test_one_model_is_read_by_its_name_and_an_unknown_one_is_told_which_is_served() -> None:
+    async with serving(ScriptedService()) as server:
+        _, models = await call(server, "GET", "/v1/models")
+        assert await call(server, "GET", "/v1/models/scripted") == (200, models["data"][0])
+        status, body = await call(server, "GET", "/v1/models/some/other")
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+    assert body["error"]["message"] == "model some/other is not served here, scripted is"
+
+
 async def test_a_response_is_read_cancelled_and_deleted() -> None:
     async with serving(ScriptedService(delay_s=0.01)) as server, calling(server) as caller:
         await caller.create("word " * 500)

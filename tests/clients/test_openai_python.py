@@ -7,7 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, NotFoundError, OpenAI
 
 from chatrt.text.messages import Message
 from chatrt.text.prompt import PromptBuilder
@@ -180,3 +180,20 @@ async def test_many_clients_of_the_sdk_at_once_each_get_their_own_answer(
         others = [other for other in words if other != word]
         assert word in answer.lower()
         assert not any(other in answer.lower() for other in others)
+
+
+async def test_what_the_sdk_reads_and_ends_over_http_needs_no_body(server: ServerProcess) -> None:
+    async with sdk(server) as client, client.responses.connect() as connection:
+        models = await client.models.list()
+        assert await client.models.retrieve(models.data[0].id) == models.data[0]
+        await connection.response.create(input="Count from one to fifty.", temperature=0)
+        event: Any = await connection.recv()
+        while event.type != "response.output_text.delta":
+            event = await connection.recv()
+        cancelled = await client.responses.cancel(event.response_id)
+        assert cancelled.status == "cancelled"
+        read = await client.responses.retrieve(cancelled.id)
+        assert read.output_text == cancelled.output_text != ""
+        await client.responses.delete(cancelled.id)
+        with pytest.raises(NotFoundError):
+            await client.responses.retrieve(cancelled.id)
