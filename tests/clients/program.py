@@ -114,12 +114,17 @@ def environment(api_key: str) -> dict[str, str]:
     return {**kept, "OPENAI_API_KEY": api_key, "PYTHONUNBUFFERED": "1"}
 
 
+def python() -> str:
+    """The interpreter that has Python's SDKs; skips where it is missing."""
+    _need(PYTHON)
+    return str(PYTHON)
+
+
 def _command(name: str) -> list[str]:
     if name == "openai-node":
         return node("chat.mjs")
-    _need(PYTHON)
     script = {"openai-agents": "agents_chat.py", "pipecat": "pipecat_chat.py"}[name]
-    return [str(PYTHON), str(FOLDER / "programs" / script)]
+    return [python(), str(FOLDER / "programs" / script)]
 
 
 def _need(path: Path) -> None:
