@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 PAGE = (FOLDER.parents[1] / "docs" / "clients.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(python|js)\n(.*?)^```$", PAGE, re.M | re.S)
+BLOCKS: list[tuple[str, str]] = re.findall(r"^```(python|js)\n(.*?)^```$", PAGE, re.M | re.S)
 # Node 22 has one of its own, Node 20 takes the package that openai-node needs.
 BROWSER = "import WebSocket from 'ws';\n"
 
 
 def titled(block: tuple[str, str]) -> str:
-    """The heading that a program stands under, and its first use of something."""
+    """The heading that a program stands under."""
     before = PAGE[: PAGE.index(block[1])]
-    return re.findall(r"^## (.+)$", before, re.M)[-1].replace(" ", "-")
+    headings: list[str] = re.findall(r"^## (.+)$", before, re.M)
+    return headings[-1].replace(" ", "-")
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=map(titled, BLOCKS))
