@@ -186,7 +186,8 @@ async def test_what_the_sdk_reads_and_ends_over_http_needs_no_body(server: Serve
     async with sdk(server) as client, client.responses.connect() as connection:
         models = await client.models.list()
         assert await client.models.retrieve(models.data[0].id) == models.data[0]
-        await connection.response.create(input="Count from one to fifty.", temperature=0)
+        endless = {"chatrt.ignore_eos": "true"}
+        await connection.response.create(input="Count to fifty.", temperature=0, metadata=endless)
         event: Any = await connection.recv()
         while event.type != "response.output_text.delta":
             event = await connection.recv()

@@ -89,7 +89,8 @@ async def test_a_stop_on_one_lane_leaves_the_other_whole(
     session: AsyncResponsesWebSocketSession,
 ) -> None:
     stopped, whole = session.lane("stopped"), session.lane("whole")
-    await stopped.send(create("Count from one to fifty.", max_output_tokens=400))
+    endless = {"ignore_eos": True}
+    await stopped.send(create("Count to fifty.", max_output_tokens=700, chatrt=endless))
     await whole.send(create("What is the capital of France?"))
     event: Any = await stopped.recv()
     while event.type != "response.output_text.delta":

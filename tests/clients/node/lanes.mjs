@@ -42,7 +42,8 @@ const forks = await Promise.all([a.finalResponse(), b.finalResponse()]);
 const switches = order.filter((name, index) => index > 0 && name !== order[index - 1]).length;
 
 toStop = true;
-a.create({ input: 'Count from one to fifty.', ...greedy, max_output_tokens: 400 });
+const endless = { max_output_tokens: 700, chatrt: { ignore_eos: true } };
+a.create({ input: 'Count to fifty.', ...greedy, ...endless });
 b.create({ input: 'What is the capital of France?', ...greedy });
 const [stopped, meanwhile] = await Promise.all([a.finalResponse(), b.finalResponse()]);
 
