@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -198,3 +199,44 @@ async def test_what_the_sdk_reads_and_ends_over_http_needs_no_body(server: Serve
         await client.responses.delete(cancelled.id)
         with pytest.raises(NotFoundError):
             await client.responses.retrieve(cancelled.id)
+
+
+async def test_a_conversation_made_by_a_raw_message_is_asked_read_and_deleted_by_the_sdk(
+    server: ServerProcess,
+) -> None:
+    async with sdk(server) as client, client.responses.connect() as connection:
+        await connection.send_raw('{"type": "chatrt.conversation.create", "title": "capitals"}')
+        made: Any = await connection.recv()
+        conversation = made.conversation["id"]
+        asked = ("What is the capital of France?", "And what is the capital of Italy?")
+        answers = []
+        for prompt in asked:
+            await connection.response.create(input=prompt, conversation=conversation, **GREEDY)
+            answers.append((await finished(connection)).output_text)
+        items: list[Any] = [one async for one in client.conversations.items.list(conversation)]
+        told = [item.content[0].text for item in items]
+        assert told == [asked[0], answers[0], asked[1], answers[1]]
+        assert "Rome" in answers[1]
+        assert (await client.conversations.delete(conversation)).deleted
+
+
+async def test_the_rest_of_an_answer_is_read_by_a_raw_message_on_another_connection(
+    server: ServerProcess,
+) -> None:
+    async with sdk(server) as client:
+        async with client.responses.connect() as connection:
+            await connection.response.create(input="Tell me about the sea.", **GREEDY)
+            event: Any = await connection.recv()
+            while event.type != "response.output_text.delta":
+                event = await connection.recv()
+        resume = {"response_id": event.response_id, "after_sequence_number": event.sequence_number}
+        text = event.delta
+        async with client.responses.connect() as connection:
+            await connection.send_raw(json.dumps({"type": "chatrt.resume", **resume}))
+            async for event in connection:
+                if event.type == "response.output_text.delta":
+                    text += event.delta
+                if event.type in ("response.completed", "response.incomplete", "error"):
+                    break
+    assert event.response.id == resume["response_id"]
+    assert event.response.output_text == text
