@@ -27,7 +27,7 @@ clients: $(CLIENTS)/.installed $(if $(shell command -v npm 2>/dev/null),$(NODE_C
 
 test-clients: $(STAMPS)/test clients
 	@$(BIN)/chatrt pull --quiet-if-present
-	$(BIN)/python -m pytest -q tests/clients tests/examples
+	$(BIN)/python -m pytest -q tests/clients
 
 check: $(STAMPS)/dev
 	$(BIN)/ruff format --check .
