@@ -10,10 +10,10 @@ from openai import AsyncOpenAI, OpenAI
 from openai.lib.responses_websocket import (
     AsyncResponsesWebSocketSession,
     ResponsesWebSocketError,
-    ResponsesWebSocketLimits,
     ResponsesWebSocketSession,
 )
 
+from tests.clients.lanes import LIMITS, create
 from tests.support import time_scale
 
 if TYPE_CHECKING:
@@ -24,20 +24,7 @@ if TYPE_CHECKING:
     from tests.e2e.process import ServerProcess
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
-LIMITS = ResponsesWebSocketLimits(
-    max_lanes=8,
-    max_events_per_lane=2048,
-    max_events=4096,
-    max_bytes_per_lane=2**24,
-    max_bytes=2**25,
-)
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
-
-
-def create(asked: str, *, max_output_tokens: int = 24, **more: Any) -> Any:
-    """A greedy `response.create`; any, for the SDK's types know no field of ours."""
-    sampling = {"temperature": 0, "max_output_tokens": max_output_tokens}
-    return {"type": "response.create", "input": asked, **sampling, **more}
 
 
 def cancel(response_id: str) -> Any:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from openai import AsyncOpenAI
+from openai.lib.responses_websocket import AsyncResponsesWebSocketSession
 
+from tests.clients.lanes import LIMITS, create
 from tests.clients.program import NAMES, running
 from tests.e2e.process import ServerProcess
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from openai.lib.responses_websocket import AsyncResponsesWebSocketLane
     from openai.types.websocket_reconnection import ReconnectingEvent
 
     from tests.conftest import ModelCache
@@ -49,9 +52,11 @@ class Successive:
             server.kill()
 
 
-@pytest.fixture
-def servers(model_cache: ModelCache, tmp_path: Path) -> Iterator[Successive]:
-    successive = Successive(model_cache.share_with(tmp_path / "served"))
+@pytest.fixture(scope="module")
+def servers(
+    model_cache: ModelCache, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Successive]:
+    successive = Successive(model_cache.share_with(tmp_path_factory.mktemp("served") / "home"))
     yield successive
     successive.kill()
 
@@ -110,3 +115,41 @@ async def test_openai_python_reads_its_answer_to_the_end_then_reconnects_and_con
     assert "Rome" in second.output_text
     cached = second.usage.input_tokens_details.cached_tokens
     assert cached >= first.usage.total_tokens // 16 * 16
+
+
+async def test_lanes_of_openai_python_stay_open_and_continue_by_id(servers: Successive) -> None:
+    reconnected = asyncio.Event()
+    client = AsyncOpenAI(api_key=servers.now.api_key, base_url=servers.now.base_url)
+    connecting = client.responses.connect(
+        on_reconnecting=lambda _: reconnected.set(),
+        max_retries=1000,
+        initial_delay=0.05,
+        max_delay=0.2,
+    )
+    async with (
+        client,
+        connecting as connection,
+        AsyncResponsesWebSocketSession(connection, limits=LIMITS) as session,
+    ):
+        lanes = [session.lane("source"), session.lane("fork")]
+        await lanes[0].send(create(FRANCE))
+        first = await lanes[0].get_final_response()
+        assert "Paris" in first.output_text
+        servers.now.process.send_signal(signal.SIGTERM)
+        await reconnected.wait()
+        await asyncio.to_thread(servers.next)
+        for lane in lanes:
+            await until_sent(lane, create(ITALY, previous_response_id=first.id))
+        for lane in lanes:
+            assert "Rome" in (await lane.get_final_response()).output_text
+
+
+async def until_sent(lane: AsyncResponsesWebSocketLane, message: Any) -> None:
+    """Send on a lane, which refuses while its connection is being made again."""
+    while True:
+        try:
+            return await lane.send(message)
+        except RuntimeError as error:
+            if "reconnecting" not in str(error):
+                raise
+            await asyncio.sleep(0.05)
