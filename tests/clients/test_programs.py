@@ -54,7 +54,9 @@ def test_a_stopped_answer_ends_at_once_and_can_be_followed(
     assert stopped.text
     assert not stopped.error
     if program.name == "openai-agents":  # it hangs up, which might be a lost connection
-        assert server.get(f"/v1/responses/{stopped.id}/cancel", method="POST").status == 200
+        path = f"/v1/responses/{stopped.id}"
+        assert server.get(path).body["status"] == "in_progress"
+        assert server.get(f"{path}/cancel", method="POST").body["status"] == "cancelled"
     wait_until(lambda: not server.get("/v1/chatrt/live").body["turns"], "the answer goes on")
     assert server.get("/v1/chatrt/live").body["recent"][-1]["status"] == "cancelled"
     after = program.ask("Go on.", after=stopped)
@@ -73,6 +75,19 @@ def test_a_mistake_is_told_in_words_and_the_next_turn_is_answered(program: Progr
     assert "Paris" in program.ask(FRANCE).text
     if program.name != "openai-agents":  # it closes its connection at every error
         assert "reconnecting" not in program.told()
+
+
+def test_an_answer_that_its_limit_cuts_short_arrives_and_is_called_what_the_sdk_calls_it(
+    program: Program,
+) -> None:
+    cut = program.ask("Tell me about the sea.", max_tokens=5)
+    assert cut.text
+    if program.name == "pipecat":
+        assert cut.error == "LLM response error: max_output_tokens"
+    else:
+        assert cut.status == "incomplete"
+        assert ("ModelBehaviorError" in cut.error) == (program.name == "openai-agents")
+    assert "Paris" in program.ask(FRANCE).text
 
 
 def test_an_option_of_ours_reaches_the_server_unchanged(program: Program) -> None:
