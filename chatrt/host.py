@@ -19,6 +19,7 @@ from chatrt.engine.report import refused
 from chatrt.engine.snapshot import StepLog
 from chatrt.errors import ChatrtError, ServerUnavailable
 from chatrt.turn import FinishedEvent, FinishReason
+from chatrt_kernels.compilations import Compilations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,9 +44,11 @@ class EngineHost:
 
     Args:
         engine: Not to be touched by anyone else once `start` was called.
+        compilations: What the engine's executor counts; of one that compiles nothing, none.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, compilations: Compilations | None = None) -> None:
+        self.compilations = compilations or Compilations()
         self.steps = StepLog()
         self.num_out_of_memory = 0
         self._engine = engine

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from chatrt_kernels.compilations import Compilations
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -51,7 +53,7 @@ class Check:
     left_out: list[str] = field(default_factory=list)
     started_s: float = field(default_factory=time.monotonic)
     copy_gbs: float = 0.0
-    compilations: int = 0
+    compilations: Compilations = field(default_factory=Compilations)
 
     @property
     def has_time(self) -> bool:
@@ -115,11 +117,13 @@ def model(check: Check, name: str) -> None:
             _quantised(check, name, made, quantize)
 
 
-def _ops() -> TritonOps:
+def _ops(check: Check) -> TritonOps:
     from chatrt_kernels.triton.ops import TritonOps
     from chatrt_kernels.triton.program import CudaGraphs
+    from chatrt_kernels.triton.watch import counted
 
-    return TritonOps(torch.bfloat16, torch.device("cuda"), capture=CudaGraphs())
+    capture = counted(CudaGraphs(), check.compilations)
+    return TritonOps(torch.bfloat16, torch.device("cuda"), capture=capture)
 
 
 def _target(check: Check, made: RandomModel, **fields: Any) -> Any:
@@ -132,7 +136,7 @@ def _target(check: Check, made: RandomModel, **fields: Any) -> Any:
         tokenizer = tiny_tokenizer(Path(folder))
     return target_of(
         made,
-        fields.pop("ops", None) or _ops(),
+        fields.pop("ops", None) or _ops(check),
         tokenizer,
         TargetOptions(**known | fields),
         make_sampler=partial(DeviceSampler, device=check.device),
@@ -149,7 +153,7 @@ def _passes(check: Check, name: str, made: RandomModel, theirs_ms: float) -> Non
     check.add(
         name, "logits: graph − op by op, largest", _graph_error(check, made, target), at_most=0
     )
-    before = check.compilations
+    before = check.compilations.all
     decode_ms = forward_ms(target, 1, _CONTEXT)
     check.add(name, "decode at 1k, ms", decode_ms)
     bar = 0.75 if name == "llama-3.1-8b" else None
@@ -167,7 +171,10 @@ def _passes(check: Check, name: str, made: RandomModel, theirs_ms: float) -> Non
     park, restore = page_gbs(target)
     check.add(name, "pages to main memory, GB/s", park)
     check.add(name, "pages back, GB/s", restore)
-    check.add(name, "kernels compiled after ready", check.compilations - before, at_most=0)
+    after = check.compilations.all
+    kernels, graphs = after.num_kernels - before.num_kernels, after.num_graphs - before.num_graphs
+    check.add(name, "kernels compiled after ready", kernels, at_most=0)
+    check.add(name, "passes captured after ready", graphs, at_most=0)
 
 
 def _graph_error(check: Check, made: RandomModel, target: Any) -> float:
@@ -223,16 +230,6 @@ def _peer(check: Check, name: str, made: RandomModel) -> float:
     return theirs_ms
 
 
-def count_compilations(check: Check) -> None:
-    """Every kernel that Triton compiles from now on is counted."""
-    import triton
-
-    def compiled(**_: Any) -> None:
-        check.compilations += 1
-
-    triton.knobs.runtime.jit_post_compile_hook = compiled
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the sections; 1 if a bar was missed, 2 without a device."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -243,9 +240,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"no GPU was found: torch {torch.__version__} sees no CUDA or ROCm device here")
         return 2
     from chatrt.bench.document import Device, encode_line, new_document
+    from chatrt_kernels.triton.watch import watch_compilations
 
     check = Check(torch.device("cuda"))
-    count_compilations(check)
+    watch_compilations(check.compilations)
     document = new_document(
         "gpu",
         seed=0,

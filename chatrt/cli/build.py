@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from chatrt.models.files import ModelFiles
     from chatrt.paths import Paths
     from chatrt.settings import Resolved, Settings
+    from chatrt_kernels.compilations import Compilations
     from chatrt_kernels.ops import Ops
 
 _log = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ class Runtime:
 
     `step_costs` are what depth control started from; None without a drafter, or if not warm.
     `paired_kv` is the cache of what drafts, if its rows are written with the target's;
-    `fingerprint` tells by which weights both are.
+    `fingerprint` tells by which weights both are. `compilations` are those of the ops; whoever
+    serves says when they are to be over.
     """
 
     engine: Engine
@@ -83,6 +85,7 @@ class Runtime:
     step_costs: StepCosts | None
     paired_kv: KVCache | None
     fingerprint: str
+    compilations: Compilations
 
 
 def build_runtime(
@@ -140,6 +143,7 @@ def build_runtime(
         step_costs=depth.costs if depth is not None else None,
         paired_kv=drafter.kv if drafter is not None and drafter.paired else None,
         fingerprint=f"{model.fingerprint} {draft.fingerprint}",
+        compilations=executor.compilations,
     )
 
 

@@ -7,7 +7,7 @@ Invariant: without native kernels chatrt still serves, and says once why it is s
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from chatrt.cli.machine import Machine, find_machine, native_obstacles
 from chatrt.errors import ModelError
 from chatrt.native_sampling import NativeSampler
 from chatrt.sampling import Sampler
+from chatrt_kernels.compilations import Compilations
 from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.build import BuildError, discard, ensure_library
 from chatrt_kernels.cpu.ops import NativeOps
@@ -37,10 +38,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """The ops, and the machine as they use it."""
+    """The ops, and the machine as they use it; `compilations` are theirs."""
 
     ops: Ops
     machine: Machine
+    compilations: Compilations = field(default_factory=Compilations)
 
     @property
     def sampling_device(self) -> torch.device:
@@ -93,17 +95,21 @@ def find_executor(settings: Settings, kernels: Path, report: Callable[[str], Non
         _log.warning("%s: PyTorch's own operations serve, more slowly", " and ".join(reasons))
     torch.set_num_threads(machine.num_threads)
     if machine.kernels == "triton":
-        return Executor(_triton_ops(machine), machine)
+        compilations = Compilations()
+        return Executor(_triton_ops(machine, compilations), machine, compilations)
     return Executor(ReferenceOps(machine.dtype, machine.device), machine)
 
 
-def _triton_ops(machine: Machine) -> Ops:
+def _triton_ops(machine: Machine, compilations: Compilations) -> Ops:
     """Triton's kernels, whose passes of few rows become CUDA graphs."""
     # Only here: Triton is slow to import, and there is none for every platform.
     from chatrt_kernels.triton.ops import TritonOps
     from chatrt_kernels.triton.program import CudaGraphs
+    from chatrt_kernels.triton.watch import counted, watch_compilations
 
-    return TritonOps(machine.dtype, machine.device, capture=CudaGraphs())
+    watch_compilations(compilations)
+    capture = counted(CudaGraphs(), compilations)
+    return TritonOps(machine.dtype, machine.device, capture=capture)
 
 
 def _load_library(kernels: Path, report: Callable[[str], None]) -> NativeLibrary:

@@ -186,7 +186,7 @@ async def _load_and_run(
     settings = resolved.settings
     files = await _in_daemon_thread(lambda: _fetch(settings, paths, report))
     runtime = await _in_daemon_thread(lambda: build_runtime(files, resolved, paths, report))
-    host = EngineHost(runtime.engine)
+    host = EngineHost(runtime.engine, runtime.compilations)
     host.start()
     archive = await asyncio.to_thread(open_archive, runtime, host, settings, paths)
     database = paths.database if settings.store else None
@@ -195,6 +195,7 @@ async def _load_and_run(
     built = build_service(runtime, host, settings, database, archive, observers)
     _spare_what_is_loaded()
     try:
+        runtime.compilations.ready()
         service.begin(built)
         report(f"ready: {runtime.model_name}, up to {runtime.max_context:,} tokens")
         await ended

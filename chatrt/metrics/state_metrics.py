@@ -7,12 +7,13 @@ Cost: nothing between scrapes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge
 
 from chatrt.archive.faults import Fault
+from chatrt_kernels.compilations import CompilationFigures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ class EngineFigures:
 
     `num_running` turns run that somebody waits for, `num_waiting` such turns are in the queue.
     `num_steps` did something, in `step_ns` together; `num_out_of_memory` failed for want of the
-    device's memory.
+    device's memory. `compilations` are those after the server was ready.
     """
 
     pool: PoolFigures
@@ -41,6 +42,7 @@ class EngineFigures:
     num_steps: int = 0
     step_ns: int = 0
     num_out_of_memory: int = 0
+    compilations: CompilationFigures = field(default_factory=CompilationFigures)
 
 
 class StateMetrics:
@@ -70,6 +72,13 @@ class StateMetrics:
         )
         self._steps = self._counter("steps", "Steps of the engine that did something.")
         self._step_seconds = self._counter("step_seconds", "Time in these steps.")
+        late = self._counter(
+            "late_compilations",
+            "Kernels compiled (kernel) and passes captured (graph) after the server was ready: "
+            "each held a step up, and there should be none.",
+            "of",
+        )
+        self._late = {of: late.labels(of) for of in ("kernel", "graph")}
 
     def update(
         self, engine: EngineFigures, sockets: Sockets, archive: ArchiveFigures | None
@@ -87,6 +96,8 @@ class StateMetrics:
         self.advance(self._evicted, "evictions", pool.evicted)
         self.advance(self._steps, "steps", engine.num_steps)
         self._step_seconds.inc(self._more("step_ns", engine.step_ns) / 1e9)
+        self.advance(self._late["kernel"], "late kernels", engine.compilations.num_kernels)
+        self.advance(self._late["graph"], "late graphs", engine.compilations.num_graphs)
         if archive is not None:
             self._archived.labels("host").set(archive.num_host_pages)
             self._archived.labels("disk").set(archive.num_disk_pages)

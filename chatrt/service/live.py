@@ -152,6 +152,7 @@ class LiveBoard:
         if self._archive is not None:
             figures = self._archive.figures()
             archived = {"host": figures.num_host_pages, "disk": figures.num_disk_pages}
+        late = self._host.compilations.late
         return LiveServer(
             model=self._model,
             version=chatrt.__version__,
@@ -165,6 +166,7 @@ class LiveBoard:
             sessions=dict(snapshot.pool.sessions),
             sockets=sockets,
             acceptance=self._acceptance(snapshot.turns, now_ns),
+            late_compilations={"kernel": late.num_kernels, "graph": late.num_graphs},
         )
 
     def _acceptance(self, running: Sequence[TurnSnapshot], now_ns: int) -> Acceptance:

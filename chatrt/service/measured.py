@@ -84,6 +84,7 @@ class Measured:
             num_steps=self._host.steps.num_steps,
             step_ns=self._host.steps.step_ns,
             num_out_of_memory=self._host.num_out_of_memory,
+            compilations=self._host.compilations.late,
         )
 
     def _written(self, scrape: asyncio.Task[bytes]) -> None:

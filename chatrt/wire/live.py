@@ -56,7 +56,8 @@ class LiveServer(msgspec.Struct, frozen=True, kw_only=True):
     `num_running` turns are attached to a session, beside those that nobody asked for (`prepared`);
     `phases` counts both by phase. `num_waiting` wait in the engine's queue, and somebody for them.
     `pages` has `free`, `held`, `cached`, `shared` and `total`: free + held = total, cached and
-    shared are among the held. `archived` counts pages by where they are kept besides.
+    shared are among the held. `archived` counts pages by where they are kept besides,
+    `late_compilations` what was compiled after the server was ready: `kernel`, `graph`.
     """
 
     model: str = ""
@@ -71,6 +72,7 @@ class LiveServer(msgspec.Struct, frozen=True, kw_only=True):
     sessions: dict[str, int] = {}
     sockets: Sockets = Sockets()
     acceptance: Acceptance = Acceptance()
+    late_compilations: dict[str, int] = {}
 
 
 class LiveTurn(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from chatrt.engine import Engine
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.wire.log import ResponseLog
+    from chatrt_kernels.compilations import Compilations
+    from chatrt_kernels.ops import Ops
 
 MODEL = "tiny"
 NUM_PAGES = 64
@@ -105,11 +107,16 @@ async def serving(
     *,
     store: Store | None = None,
     max_context: int = 512,
+    ops: Ops | None = None,
+    compilations: Compilations | None = None,
     **settings: Any,
 ) -> AsyncIterator[Chat]:
-    """A service with a store in `database`, or the given one, or none."""
-    engine = tiny_engine(tokenizer, num_pages=NUM_PAGES, max_context=max_context)
-    host = EngineHost(engine)
+    """A service with a store in `database`, or the given one, or none.
+
+    `ops` execute its model, by default the reference; `compilations` are theirs.
+    """
+    engine = tiny_engine(tokenizer, num_pages=NUM_PAGES, max_context=max_context, ops=ops)
+    host = EngineHost(engine, compilations)
     host.start()
     store = Store.open(database) if database is not None else store
     values: dict[str, Any] = {

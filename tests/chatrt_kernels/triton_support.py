@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import triton
+from triton.runtime.jit import JitFunctionInfo
 
 from chatrt_kernels.kv_formats import KVFormat
 from chatrt_kernels.ops import KVLayer
@@ -34,3 +36,20 @@ def poisoned_pages(shape: Shape, dtype: torch.dtype) -> KVLayer:
     keys, values = torch.full((2, *rows, width), 0x7E, dtype=torch.uint8).view(dtype)
     scales = (2, *rows, *(kind.scale_shape(shape.head_dim) or ()))
     return KVLayer(keys, values, *torch.full(scales, torch.nan, dtype=kind.scale_dtype))
+
+
+def compiled_by_triton(name: str) -> None:
+    """Call the hook behind a compilation as Triton 3.6 to 3.9 do: with keywords alone.
+
+    `test_triton_watch` holds it to a real compilation.
+    """
+    hook = triton.knobs.runtime.jit_post_compile_hook
+    if hook is not None:
+        hook(
+            key="key",
+            repr=f"{name}[num_warps=4]()",
+            fn=JitFunctionInfo(__name__, name, None),
+            compile={"key": "key", "device": 0, "num_warps": 4, "is_warmup": False},
+            is_manual_warmup=False,
+            already_compiled=False,
+        )

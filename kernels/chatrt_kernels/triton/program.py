@@ -50,7 +50,6 @@ class CudaGraphs:
     """Records passes as CUDA graphs; all of them share one pool of memory."""
 
     def __init__(self) -> None:
-        self.num_captures = 0
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, launch: Replay) -> Replay:
@@ -63,7 +62,6 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             launch()
-        self.num_captures += 1
         return graph.replay
 
 
