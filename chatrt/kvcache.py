@@ -8,7 +8,7 @@ Cost: nothing is touched at allocation, so on a CPU unused pages take no memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -16,6 +16,7 @@ from chatrt.errors import ModelError
 from chatrt_kernels import pages
 from chatrt_kernels.kv_formats import KVFormat, bytes_per_head
 from chatrt_kernels.ops import KVLayer, KVLayout
+from chatrt_kernels.page_moves import PageRuns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from chatrt.session import PageCopy
+    from chatrt_kernels.page_moves import MakePageMoves, PageMoves
 
 # In `data` [layers, 2, num_pages, …] as in `scales`.
 _PAGE_DIM = 2
@@ -40,6 +42,14 @@ class PageContents:
     scales: Tensor | None
 
 
+class Arrivals(Protocol):
+    """What is still on its way to pages."""
+
+    def land(self, page_ids: Iterable[int]) -> None:
+        """Whatever the device is given from now on finds in these pages what was put there."""
+        ...
+
+
 class KVCache:
     """Keys and values of all layers, in pages.
 
@@ -48,9 +58,13 @@ class KVCache:
     page_size, kv_heads, …]`; widths and scales are those of `kv_formats`. Where `layout` is HEADS,
     pages lie outermost in memory, and the numbers of a page in another order than the last three
     dimensions of `data` say; the views that `layer` returns know it.
+
+    `arrivals` are pages that came back and are not in place yet: whoever reads or writes a page on
+    the device lands it first. None where pages are in place at once. `moves`, if there are any,
+    copy pages of all layers at once.
     """
 
-    __slots__ = ("_layers", "data", "layout", "scales")
+    __slots__ = ("_layers", "arrivals", "data", "layout", "moves", "scales")
 
     def __init__(
         self, data: Tensor, scales: Tensor | None = None, *, layout: KVLayout = KVLayout.ROWS
@@ -61,6 +75,8 @@ class KVCache:
         self.data = data
         self.scales = scales
         self.layout = layout
+        self.arrivals: Arrivals | None = None
+        self.moves: PageMoves | None = None
         # views, made once: a forward asks for each of them in every step
         self._layers = tuple(
             _layer_view(data[layer], None if scales is None else scales[layer], layout)
@@ -125,12 +141,28 @@ class KVCache:
         """Views of one layer's keys and values; the same object at each call."""
         return self._layers[index]
 
+    def move_pages_by(self, make: MakePageMoves) -> None:
+        """Copy rows by these moves from now on, all layers and all copies at once."""
+        self.moves = make(self.runs())
+
+    def runs(self) -> tuple[PageRuns, ...]:
+        """All that the pages hold, as bytes: data, and scales if there are any."""
+        by_rows = self.layout is KVLayout.ROWS
+        return tuple(
+            PageRuns.of(tensor, page_dim=_PAGE_DIM, by_rows=by_rows) for tensor in self._tensors()
+        )
+
     def copy_rows(self, copies: Iterable[PageCopy]) -> None:
         """Do the copies in order: the first `num_rows` rows of page `src` onto page `dst`.
 
         Rows of `dst` behind them mean nothing afterwards: where a page does not lie row by row, the
         whole page is copied.
         """
+        copies = tuple(copies)
+        self._land(page_id for copy in copies for page_id in (copy.src, copy.dst))
+        if self.moves is not None:
+            self.moves.copy_rows(copies)
+            return
         by_rows = self.layout is KVLayout.ROWS
         for copy in copies:
             num_rows = copy.num_rows if by_rows else self.page_size
@@ -139,12 +171,14 @@ class KVCache:
 
     def gather(self, page_ids: Sequence[int]) -> PageContents:
         """Copy pages out, in the order of `page_ids`."""
+        self._land(page_ids)
         gathered = [pages.gather_pages(t, page_ids, page_dim=_PAGE_DIM) for t in self._tensors()]
         return PageContents(gathered[0], gathered[1] if self.scales is not None else None)
 
     def scatter(self, page_ids: Sequence[int], contents: PageContents) -> None:
         """Write what `gather` of a cache of the same shape and dtype returned onto `page_ids`."""
         assert contents.data.dtype == self.dtype, f"{contents.data.dtype} into {self.dtype}"
+        self._land(page_ids)
         pages.scatter_pages(self.data, page_ids, contents.data, page_dim=_PAGE_DIM)
         if self.scales is not None:
             assert contents.scales is not None, "pages without scales for a quantised cache"
@@ -156,6 +190,10 @@ class KVCache:
     ) -> int:
         """Bytes that one page takes over all layers, keys, values and scales together."""
         return num_layers * 2 * page_size * kv_heads * bytes_per_head(head_dim, dtype)
+
+    def _land(self, page_ids: Iterable[int]) -> None:
+        if self.arrivals is not None:
+            self.arrivals.land(page_ids)
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return (self.data,) if self.scales is None else (self.data, self.scales)

@@ -266,7 +266,7 @@ def _target(
 
 def kv_cache(config: ModelConfig, num_pages: int, page_size: int, executor: Executor) -> KVCache:
     """Unwritten pages of one model, as its executor reads them."""
-    return KVCache.allocate(
+    kv = KVCache.allocate(
         num_layers=config.num_layers,
         num_pages=num_pages,
         page_size=page_size,
@@ -276,6 +276,9 @@ def kv_cache(config: ModelConfig, num_pages: int, page_size: int, executor: Exec
         device=executor.machine.device,
         layout=executor.ops.kv_layout,
     )
+    if executor.page_moves is not None:
+        kv.move_pages_by(executor.page_moves)
+    return kv
 
 
 def _engine(

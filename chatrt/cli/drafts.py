@@ -208,7 +208,7 @@ def _model_drafter(
 
 def _pages_like(target: Target, config: ModelConfig, executor: Executor) -> KVCache:
     """Pages under the target's ids, for keys and values of another shape."""
-    return KVCache.allocate(
+    kv = KVCache.allocate(
         num_layers=config.num_layers,
         num_pages=target.kv.num_pages,
         page_size=target.kv.page_size,
@@ -218,6 +218,9 @@ def _pages_like(target: Target, config: ModelConfig, executor: Executor) -> KVCa
         device=executor.machine.device,
         layout=executor.ops.kv_layout,
     )
+    if executor.page_moves is not None:
+        kv.move_pages_by(executor.page_moves)
+    return kv
 
 
 def _no_progress(done_bytes: int, total_bytes: int | None, what: str) -> None:

@@ -22,6 +22,7 @@ from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.build import BuildError, discard, ensure_library
 from chatrt_kernels.cpu.ops import NativeOps
 from chatrt_kernels.cpu.sampling import NativeSampling
+from chatrt_kernels.page_moves import TorchPageMoves
 from chatrt_kernels.reference import ReferenceOps
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from chatrt.sampling import MakeSampler
     from chatrt.settings import Settings
     from chatrt_kernels.ops import Ops
+    from chatrt_kernels.page_moves import MakePageMoves
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +45,17 @@ class Executor:
     ops: Ops
     machine: Machine
     compilations: Compilations = field(default_factory=Compilations)
+
+    @property
+    def page_moves(self) -> MakePageMoves | None:
+        """What moves pages on a GPU; None on a CPU, where they lie in main memory."""
+        if self.machine.device.type == "cpu":
+            return None
+        if self.machine.kernels != "triton":
+            return TorchPageMoves
+        from chatrt_kernels.triton.page_moves import TritonPageMoves
+
+        return TritonPageMoves
 
     @property
     def sampling_device(self) -> torch.device:

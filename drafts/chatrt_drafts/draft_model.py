@@ -54,8 +54,9 @@ class NotedCache(KVCache):
 
     def copy_rows(self, copies: Iterable[PageCopy]) -> None:
         """Do the copies in order; the notes of their sources go with them."""
+        copies = tuple(copies)
+        super().copy_rows(copies)
         for copy in copies:
-            super().copy_rows((copy,))
             self.notes.copy(copy.src, copy.dst, copy.num_rows)
 
     def scatter(self, page_ids: Sequence[int], contents: PageContents) -> None:
@@ -111,6 +112,7 @@ class ModelDrafter:
         assert vocab_size <= decoder.config.vocab_size, (vocab_size, decoder.config.vocab_size)
         self._decoder = decoder
         self._kv = NotedCache(kv.data, kv.scales, layout=kv.layout)
+        self._kv.moves = kv.moves
         self._batches = batches
         self._ids = torch.arange(vocab_size)
         self._max_context = max_context

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import torch
 
-from chatrt.cli.executor import find_executor
+from chatrt.cli.executor import Executor, find_executor
+from chatrt.cli.machine import Machine
 from chatrt.errors import ModelError
 from chatrt.native_sampling import NativeSampler
 from chatrt.sampling import Sampler
 from chatrt.settings import Settings
 from chatrt.testing.models import tiny_config
+from chatrt_kernels.page_moves import TorchPageMoves
+from chatrt_kernels.reference import ReferenceOps
+from chatrt_kernels.triton.page_moves import TritonPageMoves
 from tests.chatrt_kernels.cpu_support import NATIVE_PATH, compiled
 from tests.support import KERNEL_CACHE
 
@@ -58,3 +62,14 @@ def test_settings_that_native_kernels_cannot_do_are_named(
 ) -> None:
     assert find(page_size=8)[0] == "reference"
     assert "page_size is 8, no multiple of 16: PyTorch's own operations serve" in caplog.text
+
+
+def test_pages_are_moved_by_a_kernel_on_a_gpu_only() -> None:
+    def moves(device: str, kernels: Literal["native", "triton", "reference"]) -> object:
+        half = torch.float16
+        machine = Machine(torch.device(device), half, half, 1, kernels)
+        return Executor(ReferenceOps(), machine).page_moves
+
+    assert moves("cpu", "native") is moves("cpu", "reference") is None
+    assert moves("cuda", "triton") is TritonPageMoves
+    assert moves("cuda", "reference") is TorchPageMoves

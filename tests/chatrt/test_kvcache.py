@@ -8,10 +8,14 @@ import torch
 from chatrt.errors import ModelError
 from chatrt.kvcache import KVCache, MemoryPlan, format_bytes, plan_memory
 from chatrt.session import PageCopy
+from chatrt_kernels.page_moves import MakePageMoves, TorchPageMoves
 from chatrt_kernels.reference import ReferenceOps
+from chatrt_kernels.triton.page_moves import TritonPageMoves
 from tests.chatrt_kernels.ragged import Shape, ragged
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+# None: as on a CPU, one copy after the other
+MOVES: list[MakePageMoves | None] = [None, TorchPageMoves, TritonPageMoves]
 
 
 def cache(dtype: torch.dtype = torch.float32, *, num_pages: int = 5) -> KVCache:
@@ -80,9 +84,18 @@ def test_bytes_per_page_are_those_that_a_page_really_takes(dtype: torch.dtype) -
     assert kv.num_bytes == kv.data.nbytes + (0 if kv.scales is None else kv.scales.nbytes)
 
 
+def moved_by(kv: KVCache, make: MakePageMoves | None) -> KVCache:
+    if make is not None:
+        kv.move_pages_by(make)
+    return kv
+
+
+@pytest.mark.parametrize("make", MOVES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_copied_rows_reach_every_layer_keys_values_and_scales(dtype: torch.dtype) -> None:
-    kv, before = cache(dtype), cache(dtype)
+def test_copied_rows_reach_every_layer_keys_values_and_scales(
+    dtype: torch.dtype, make: MakePageMoves | None
+) -> None:
+    kv, before = moved_by(cache(dtype), make), cache(dtype)
 
     kv.copy_rows([PageCopy(src=1, dst=3, num_rows=2), PageCopy(src=0, dst=4, num_rows=4)])
 
@@ -94,8 +107,9 @@ def test_copied_rows_reach_every_layer_keys_values_and_scales(dtype: torch.dtype
             assert torch.equal(now[:, :, :3], old[:, :, :3])
 
 
-def test_copies_are_done_in_order() -> None:
-    kv, before = cache(), cache()
+@pytest.mark.parametrize("make", MOVES)
+def test_copies_are_done_in_order(make: MakePageMoves | None) -> None:
+    kv, before = moved_by(cache(), make), cache()
 
     kv.copy_rows([PageCopy(src=0, dst=1, num_rows=4), PageCopy(src=1, dst=2, num_rows=4)])
 

@@ -26,9 +26,11 @@ from triton.runtime.jit import JITFunction
 from chatrt_kernels.formats import QuantFormat, QuantizedTensor
 from chatrt_kernels.kv_formats import KVFormat
 from chatrt_kernels.ops import ForwardInputs, KVLayer, RowMeta
+from chatrt_kernels.page_moves import PageRuns
 from chatrt_kernels.triton.launch import stages_of_shared_loads
 from chatrt_kernels.triton.linear import linear
 from chatrt_kernels.triton.ops import EVEN_ROWS, TritonOps
+from chatrt_kernels.triton.page_moves import TritonPageMoves
 from chatrt_kernels.triton.sample import Rules, choose
 from chatrt_kernels.triton.weights import prepare
 
@@ -177,6 +179,15 @@ def padding() -> Iterator[tuple[str, list[Launch]]]:
     yield "decode inputs", launches
 
 
+def moved_pages() -> Iterator[tuple[str, list[Launch]]]:
+    """Pages copied, and out and back, in words of eight bytes and of one."""
+    for name, width in (("words", 64), ("bytes", 65)):
+        pages = torch.empty(2, _PAGES, _PAGE_SIZE, width, dtype=torch.uint8)
+        with recorded() as launches:
+            TritonPageMoves([PageRuns.of(pages, page_dim=1, by_rows=True)])
+        yield f"pages in {name}", launches
+
+
 def cases() -> Iterator[tuple[str, list[Launch]]]:
     """Everything that an executor launches."""
     for shape in SHAPES:
@@ -186,6 +197,7 @@ def cases() -> Iterator[tuple[str, list[Launch]]]:
     yield from rows_and_weights()
     yield from sampling()
     yield from padding()
+    yield from moved_pages()
 
 
 def source_of(launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
