@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_RESTORING_WAIT_S = 0.25
 
 
 class EngineHost:
@@ -157,9 +156,8 @@ class EngineHost:
     def _take_commands(self, *, wait: bool) -> bool:
         """Run all queued commands, waiting for the first if asked; False when told to stop."""
         while True:
-            timeout_s = _RESTORING_WAIT_S if self._engine.is_restoring else None
             try:
-                command = self._commands.get(block=wait, timeout=timeout_s)
+                command = self._commands.get(block=wait, timeout=self._engine.poll_s)
             except queue.Empty:
                 return True
             if command is None:

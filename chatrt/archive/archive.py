@@ -10,6 +10,7 @@ Beside `host_bytes`, memory holds up to 8 queued pages and 16 ready ones for eac
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -112,10 +113,13 @@ class Archive:
             self._worker.stir()
             return load.ticket
 
-    def take_loaded(self) -> list[Loaded]:
-        """All pages that are ready, in order within each ticket; empty if none is."""
+    def take_loaded(self, most: int = sys.maxsize) -> list[Loaded]:
+        """Pages that are ready, at most so many, in order within each ticket; empty if none is.
+
+        Those that are left wait for the next call, which nobody is woken for.
+        """
         with self._changed:
-            taken = self._tiers.loads.take()
+            taken = self._tiers.loads.take(most)
             self._tiers.has_news = False
             if taken and not self._is_closed:
                 for load in self._tiers.loads:

@@ -101,13 +101,16 @@ class Loads:
             self._loads[load.ticket] = load
         return load
 
-    def take(self) -> list[Loaded]:
-        """All that is ready, in order within each ticket; loads that are at their end are over."""
+    def take(self, most: int) -> list[Loaded]:
+        """What is ready, at most so many pages, in order within each ticket.
+
+        Loads of which all was taken are over.
+        """
         taken: list[Loaded] = []
         for load in list(self._loads.values()):
-            taken += load.ready
-            load.ready.clear()
-            if load.ended:
+            while load.ready and len(taken) < most:
+                taken.append(load.ready.popleft())
+            if load.ended and not load.ready:
                 del self._loads[load.ticket]
         return taken
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from chatrt.settings import Resolved, Settings
     from chatrt_kernels.compilations import Compilations
     from chatrt_kernels.ops import Ops
+    from chatrt_kernels.page_moves import MakePageMoves
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Runtime:
     `step_costs` are what depth control started from; None without a drafter, or if not warm.
     `paired_kv` is the cache of what drafts, if its rows are written with the target's;
     `fingerprint` tells by which weights both are. `compilations` are those of the ops; whoever
-    serves says when they are to be over.
+    serves says when they are to be over. `page_moves` move pages on a GPU.
     """
 
     engine: Engine
@@ -86,6 +87,7 @@ class Runtime:
     paired_kv: KVCache | None
     fingerprint: str
     compilations: Compilations
+    page_moves: MakePageMoves | None
 
 
 def build_runtime(
@@ -144,6 +146,7 @@ def build_runtime(
         paired_kv=drafter.kv if drafter is not None and drafter.paired else None,
         fingerprint=f"{model.fingerprint} {draft.fingerprint}",
         compilations=executor.compilations,
+        page_moves=executor.page_moves,
     )
 
 

@@ -16,16 +16,24 @@ from chatrt.errors import ChatrtError
 from chatrt.kvcache import format_bytes
 from chatrt.page_bytes import PageBytes
 from chatrt.paths import ensure_folder
+from chatrt.streamed_pages import StreamedPages
 from chatrt_kernels.kv_formats import KVFormat
+from chatrt_kernels.streams import cuda_streams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    import torch
 
     from chatrt.cli.build import Runtime
     from chatrt.host import EngineHost
     from chatrt.kvcache import KVCache
+    from chatrt.page_bytes import PageCopier
     from chatrt.paths import Paths
     from chatrt.settings import Settings
+    from chatrt_kernels.page_moves import MakePageMoves
+    from chatrt_kernels.streams import Streams
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +52,9 @@ def open_archive(
     if disk is None and not host_bytes:
         return None
     caches = [kv, *([] if runtime.paired_kv is None else [runtime.paired_kv])]
-    page_bytes, fingerprint = PageBytes(caches), _fingerprint(runtime, caches)
+    copier, fingerprint = page_copier(caches, runtime.page_moves), _fingerprint(runtime, caches)
     archive = Archive(
-        page_bytes=page_bytes.num_bytes,
+        page_bytes=copier.num_bytes,
         page_size=kv.page_size,
         fingerprint=fingerprint,
         host_bytes=host_bytes,
@@ -54,9 +62,24 @@ def open_archive(
         wake=host.wake,
     )
     sessions = runtime.engine.sessions
-    archiving = Archiving(archive, page_bytes, sessions, fingerprint=fingerprint)
+    archiving = Archiving(archive, copier, sessions, fingerprint=fingerprint)
     host.post(lambda engine: engine.keep_pages_in(archiving))
     return archive
+
+
+def page_copier(
+    caches: Sequence[KVCache],
+    make_moves: MakePageMoves | None,
+    make_streams: Callable[[torch.device], Streams] = cuda_streams,
+) -> PageCopier:
+    """What copies pages out and back: at once, or beside the steps where moves are given."""
+    if make_moves is None:
+        return PageBytes(caches)
+    try:
+        return StreamedPages(caches, make_moves, make_streams(caches[0].data.device))
+    except RuntimeError as error:  # no room for buffers, in either memory
+        _log.warning("KV pages are copied between steps, which wait for it: %s", error)
+        return PageBytes(caches)
 
 
 def _open_disk(folder: Path, settings: Settings) -> DiskPages | None:

@@ -1,13 +1,13 @@
 """Pages on their way out of the device and back: written behind, restored in front of a prefill.
 
-    # a turn ended      its full pages → a backlog → a page at a time → the archive
+    # a turn ended      its full pages → a backlog → copies → a page at a time → the archive
     # a turn starts     pages known here, then those of the archive; the rest is computed
 
-Knows: sessions, nodes of the prefix tree, the archive, the bytes of pages. Does not know: files,
-turns' text, when a turn ends.
-Invariant: the engine's thread copies all bytes itself, and only full pages that the tree knows are
-written; a page comes back into a session that nobody else sees until its ids were compared.
-Cost: 50 µs for a page each way; while answers run, one page in `_BUSY_STEPS` steps.
+Knows: sessions, nodes of the prefix tree, the archive, who copies pages. Does not know: files,
+turns' text, when a turn ends, whether a copy takes time.
+Invariant: only full pages that the tree knows are written, as they were when their copy began; a
+page comes back into a session that nobody else sees until its ids were compared. No step waits for
+a copy. Cost: 50 µs for a page each way; while answers run, one page in `_BUSY_STEPS` steps.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from chatrt.archive import PageRecord, child_key, path_keys, root_key
 from chatrt.errors import OutOfPages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from chatrt.archive import Archive, PageKey
-    from chatrt.page_bytes import PageBytes
+    from chatrt.archive import Archive, Loaded, PageKey
+    from chatrt.page_bytes import CopyOut, PageCopier, Payload
     from chatrt.prefix import PrefixNode
     from chatrt.session import Session
     from chatrt.session_manager import SessionManager
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _BUSY_STEPS = 8
 # A page that takes longer to come than this, from a disk that hangs, is computed instead.
 _PATIENCE_NS = 2 * 10**9
+# How soon to look again, where no turn runs, for pages that come from disk, and for copies.
+_RESTORING_POLL_S = 0.25
+_COPYING_POLL_S = 0.002
 
 
 @dataclass(slots=True)
@@ -49,6 +52,14 @@ class _Restore:
     tier: str = ""
 
 
+@dataclass(slots=True)
+class _Leaving:
+    """Pages of which a copy is under way, in its order; None: this one was deleted meanwhile."""
+
+    records: list[PageRecord | None]
+    copy: CopyOut
+
+
 @dataclass(frozen=True, slots=True)
 class Restored:
     """A session whose pages have all arrived, or will not; `num_tokens` more are computed now."""
@@ -64,7 +75,7 @@ class Archiving:
 
     Args:
         archive: Where pages are kept.
-        page_bytes: Their bytes in all caches that hold rows of the same ids.
+        copier: Copies them out of, and into, all caches that hold rows of the same ids.
         sessions: The pages' bookkeeping.
         fingerprint: What the bytes depend on: weights, formats, layout.
     """
@@ -72,16 +83,17 @@ class Archiving:
     def __init__(
         self,
         archive: Archive,
-        page_bytes: PageBytes,
+        copier: PageCopier,
         sessions: SessionManager,
         *,
         fingerprint: str,
     ) -> None:
         self._archive = archive
-        self._bytes = page_bytes
+        self._copier = copier
         self._sessions = sessions
         self._fingerprint = fingerprint
         self._backlog: deque[PrefixNode] = deque()
+        self._leaving: deque[_Leaving] = deque()
         self._restores: dict[int, _Restore] = {}
         self._num_steps = 0
 
@@ -91,9 +103,10 @@ class Archiving:
         All of them are looked up: a page in the middle that was lost would hide all behind it.
         """
         node, missing = session.tip, []
+        leaving = {one.key for one in self._records_leaving()}
         self._key_of(node, session.salt)
         while node.parent is not None:
-            if not self._archive.knows(node.key):
+            if node.key not in leaving and not self._archive.knows(node.key):
                 missing.append(node)
             node = node.parent
         self._backlog.extend(reversed(missing))
@@ -106,22 +119,25 @@ class Archiving:
     def save(self, *, busy: bool) -> bool:
         """Hand one page of the backlog over; whether there was one, and room for it.
 
-        While answers run (`busy`) only now and then.
+        Where copies take time, one of those that are done, else the next copy begins. While answers
+        run (`busy`) only now and then.
         """
         self._num_steps += 1
-        if not self._backlog or (busy and self._num_steps % _BUSY_STEPS):
+        if not (self._backlog or self._leaving) or (busy and self._num_steps % _BUSY_STEPS):
             return False
-        if self._archive.num_room == 0:
+        if self._leaving and self._leaving[0].copy.is_done():
+            return self._hand_over()
+        nodes = self._next_nodes(self._num_room())
+        if not nodes:
             return False
-        while self._backlog:
-            node = self._backlog.popleft()
-            if not node.linked or self._archive.knows(node.key):
-                continue  # evicted or forgotten meanwhile, or kept for another turn
+        records, page_ids = [], []
+        for node in nodes:
             assert node.page_id is not None
             assert node.parent is not None
-            record = PageRecord(node.key, node.parent.key, node.token_ids)
-            return self._archive.save(record, self._bytes.read(node.page_id))
-        return False
+            records.append(PageRecord(node.key, node.parent.key, node.token_ids))
+            page_ids.append(node.page_id)
+        self._leaving.append(_Leaving([*records], self._copier.copy_out(page_ids)))
+        return self._hand_over() if self._leaving[0].copy.is_done() else True
 
     def finish(self, clock: Callable[[], int], *, time_ms: float) -> None:
         """Hand over the whole backlog, waiting for room; what time does not allow is given up.
@@ -129,16 +145,23 @@ class Archiving:
         So is what there is no room for when all is written: a full disk makes none.
         """
         deadline_ns = clock() + int(time_ms * 1e6)
-        while self._backlog and (left_s := (deadline_ns - clock()) / 1e9) > 0:
+        while self._backlog or self._leaving:
+            left_s = (deadline_ns - clock()) / 1e9
+            if left_s <= 0:
+                return
             if self.save(busy=False):
                 continue
-            if not self._archive.flush(left_s) or self._archive.num_room == 0:
+            if self._leaving:
+                self._leaving[0].copy.wait()  # at the end there is no step that it could hold up
+            elif not self._archive.flush(left_s) or self._archive.num_room == 0:
                 return
 
     @property
-    def is_restoring(self) -> bool:
-        """Whether pages are on their way: `take_restored` wants to be called now and then."""
-        return bool(self._restores)
+    def poll_s(self) -> float | None:
+        """How soon a step is due though nothing asks for one; None: none is."""
+        if self._leaving or self._copier.is_busy:
+            return _COPYING_POLL_S
+        return _RESTORING_POLL_S if self._restores else None
 
     def begin_restore(self, session: Session, now_ns: int) -> bool:
         """Ask for the pages behind those that the session has; whether any is on its way.
@@ -162,12 +185,14 @@ class Archiving:
     def take_restored(self, now_ns: int) -> list[Restored]:
         """Put pages that arrived in their place; the sessions that wait for no more."""
         done: list[Restored] = []
-        for loaded in self._archive.take_loaded():
+        self._copier.poll()
+        num_taken = self._copier.num_in
+        arrived = self._archive.take_loaded(num_taken) if num_taken else []
+        self._put(arrived)
+        for loaded in arrived:
             restore = self._restores[loaded.ticket]
             restore.waits_since_ns = now_ns
             if loaded.payload is not None:
-                page_id = restore.session.page_ids[restore.first + loaded.index]
-                self._bytes.write(page_id, loaded.payload)
                 restore.num_arrived += 1
                 restore.tier = loaded.tier
             if loaded.payload is None or restore.num_arrived == restore.num_pages:
@@ -196,15 +221,63 @@ class Archiving:
     def _drop_waiting(self, keys: list[PageKey]) -> list[PageKey]:
         """Take the end of a path out of the backlog, up to where another waiting path branches off.
 
-        Returns the keys of that end.
+        Copies of it that are under way are dropped when they are done. Returns the keys of that
+        end.
         """
         own = set(keys)
         others = [node for node in self._backlog if node.linked and node.key not in own]
         needed = {node.parent.key for node in others if node.parent is not None}
+        needed |= {one.parent for one in self._records_leaving() if one.key not in own}
         num_kept = max((index + 1 for index, key in enumerate(keys) if key in needed), default=0)
         end = set(keys[num_kept:])
         self._backlog = deque(node for node in self._backlog if node.key not in end)
+        for leaving in self._leaving:
+            leaving.records = [
+                None if one is not None and one.key in end else one for one in leaving.records
+            ]
         return keys[num_kept:]
+
+    def _num_room(self) -> int:
+        """Pages whose copy may begin now, and that the archive takes when it is done."""
+        num_out = self._copier.num_out
+        if num_out == 0:
+            return 0
+        num_leaving = sum(len(leaving.records) for leaving in self._leaving)
+        return min(num_out, self._archive.num_room - num_leaving)
+
+    def _next_nodes(self, most: int) -> list[PrefixNode]:
+        """Take pages that are to be kept from the front of the backlog, at most so many."""
+        nodes: list[PrefixNode] = []
+        leaving = {one.key for one in self._records_leaving()}
+        while self._backlog and len(nodes) < most:
+            node = self._backlog.popleft()
+            # else evicted or forgotten meanwhile, or kept for another turn
+            if node.linked and node.key not in leaving and not self._archive.knows(node.key):
+                leaving.add(node.key)
+                nodes.append(node)
+        return nodes
+
+    def _hand_over(self) -> bool:
+        """Give the archive the next page of the first copy, which is done; whether it took one."""
+        leaving = self._leaving[0]
+        record, payload = leaving.records.pop(0), leaving.copy.take()
+        if not leaving.records:
+            self._leaving.popleft()
+        return record is not None and self._archive.save(record, payload)
+
+    def _records_leaving(self) -> Iterator[PageRecord]:
+        return (one for leaving in self._leaving for one in leaving.records if one is not None)
+
+    def _put(self, arrived: Sequence[Loaded]) -> None:
+        """Copy payloads to the pages of the sessions that asked for them."""
+        pages: list[tuple[int, Payload]] = []
+        for loaded in arrived:
+            if loaded.payload is not None:
+                restore = self._restores[loaded.ticket]
+                page_id = restore.session.page_ids[restore.first + loaded.index]
+                pages.append((page_id, loaded.payload))
+        if pages:
+            self._copier.copy_in(pages)
 
     def _end_restore(self, ticket: int) -> Restored:
         restore = self._restores.pop(ticket)

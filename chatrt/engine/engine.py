@@ -97,9 +97,9 @@ class Engine:
         return len(self._turns)
 
     @property
-    def is_restoring(self) -> bool:
-        """Whether turns wait for pages: a step is due now and then, though nothing asks for one."""
-        return self._archiving is not None and self._archiving.is_restoring
+    def poll_s(self) -> float | None:
+        """How soon a step is due for pages under way, though nothing asks for one; None: none."""
+        return None if self._archiving is None else self._archiving.poll_s
 
     @property
     def num_waiting(self) -> int:
