@@ -103,10 +103,9 @@ class Archiving:
         All of them are looked up: a page in the middle that was lost would hide all behind it.
         """
         node, missing = session.tip, []
-        leaving = {one.key for one in self._records_leaving()}
         self._key_of(node, session.salt)
         while node.parent is not None:
-            if node.key not in leaving and not self._archive.knows(node.key):
+            if not self._archive.knows(node.key):
                 missing.append(node)
             node = node.parent
         self._backlog.extend(reversed(missing))
@@ -258,12 +257,12 @@ class Archiving:
         return nodes
 
     def _hand_over(self) -> bool:
-        """Give the archive the next page of the first copy, which is done; whether it took one."""
+        """Give the archive the next page of the first copy, which is done; whether that went on."""
         leaving = self._leaving[0]
         record, payload = leaving.records.pop(0), leaving.copy.take()
         if not leaving.records:
             self._leaving.popleft()
-        return record is not None and self._archive.save(record, payload)
+        return record is None or self._archive.save(record, payload)
 
     def _records_leaving(self) -> Iterator[PageRecord]:
         return (one for leaving in self._leaving for one in leaving.records if one is not None)

@@ -1,39 +1,36 @@
-"""Pages that are written behind an answer, and what a turn finds of them after a restart."""
+"""Pages that are written behind an answer, and what a turn finds of them after a restart.
+
+Copied at once, as on a CPU, and beside the steps, as on a GPU, where copies are done when nothing
+else is left to do.
+"""
 
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from chatrt.archive import Archive, DiskPages, Fault, PageRecord
-from chatrt.engine.archiving import Archiving
-from chatrt.page_bytes import PageBytes
-from chatrt.testing.engine import (
-    PAGE_SIZE,
-    Outcome,
-    engine_over,
-    outcomes,
-    tiny_target,
-    turn_request,
-)
+from chatrt.archive import DiskPages, Fault, PageRecord
+from chatrt.testing.engine import PAGE_SIZE, Outcome, outcomes, turn_request
 from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishReason, TurnKind
+from tests.chatrt import archiving_support
+from tests.chatrt.archiving_support import PROMPT, TIMEOUT_S, kept, write_prompt
 from tests.chatrt.engine_support import ColdRuns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from chatrt.engine import Engine
     from chatrt.text.tokenizer import Tokenizer
-    from chatrt.turn import TurnRequest
+    from tests.chatrt.archiving_support import OpenWorld
 
-PROMPT = list(b"the moon is made of cheese and the sea of salt, and so is everything else here")
-TIMEOUT_S = 30.0
+
+@pytest.fixture(params=["world", "world_beside"])
+def world(request: pytest.FixtureRequest) -> OpenWorld:
+    opened: OpenWorld = getattr(archiving_support, request.param)
+    return opened
 
 
 @pytest.fixture(scope="module")
@@ -46,80 +43,8 @@ def cold(tokenizer: Tokenizer) -> ColdRuns:
     return ColdRuns(tokenizer)
 
 
-@dataclass
-class World:
-    """An engine over an archive, and the means to wait for it."""
-
-    engine: Engine
-    archive: Archive
-    news: threading.Event
-
-    def run(self, request: TurnRequest) -> Outcome:
-        """Submit one turn and step until it ended."""
-        self.engine.submit(request)
-        return self.until_ended(request.response_id)
-
-    def until_ended(self, response_id: str) -> Outcome:
-        found: dict[str, Outcome] = {}
-        while response_id not in found or found[response_id].finished is None:
-            worked = self.engine.step()
-            outcomes(self.engine.take_events(), found)
-            if not worked and response_id not in found:
-                assert self.news.wait(TIMEOUT_S), "nothing arrives"
-                self.news.clear()
-        return found[response_id]
-
-    def settle(self) -> None:
-        """Until all that is to be written is written."""
-        while self.engine.step() or self.archive.num_room == 0:
-            assert self.archive.flush(TIMEOUT_S)
-        assert self.archive.flush(TIMEOUT_S)
-
-    def num_on_disk(self) -> int:
-        return self.archive.figures().num_disk_pages
-
-
-@contextmanager
-def world(
-    tokenizer: Tokenizer, folder: Path | None, *, num_pages: int = 64, host_bytes: int = 0
-) -> Iterator[World]:
-    target = tiny_target(tokenizer, num_pages=num_pages)
-    engine = engine_over(target, max_context=256)
-    page_bytes = PageBytes([target.kv])
-    news = threading.Event()
-    archive = Archive(
-        page_bytes=page_bytes.num_bytes,
-        page_size=PAGE_SIZE,
-        fingerprint="tiny",
-        host_bytes=host_bytes,
-        disk=None if folder is None else DiskPages(folder, max_bytes=2**24),
-        wake=news.set,
-    )
-    engine.keep_pages_in(Archiving(archive, page_bytes, engine.sessions, fingerprint="tiny"))
-    assert folder is None or archive.wait_ready(TIMEOUT_S)
-    try:
-        yield World(engine, archive, news)
-    finally:
-        engine.cancel_all()
-        engine.sessions.check_invariants()
-        archive.close(TIMEOUT_S)
-
-
-def kept(name: str, token_ids: list[int], **fields: object) -> TurnRequest:
-    request = turn_request(name, token_ids)
-    return replace(request, archived=True, **fields)  # type: ignore[arg-type]  # names of its own
-
-
-def write_prompt(tokenizer: Tokenizer, folder: Path) -> int:
-    """A life before: the prompt was answered, and its pages are on disk; returns how many."""
-    with world(tokenizer, folder) as before:
-        before.run(kept("a", PROMPT))
-        before.settle()
-        return before.num_on_disk()
-
-
 def test_after_a_restart_the_next_turn_reuses_all_that_was_written(
-    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
 ) -> None:
     with world(tokenizer, tmp_path) as before:
         first = before.run(kept("a", PROMPT))
@@ -137,7 +62,9 @@ def test_after_a_restart_the_next_turn_reuses_all_that_was_written(
         cold.assert_equal(request, found)
 
 
-def test_what_is_written_is_only_what_may_be_kept(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_what_is_written_is_only_what_may_be_kept(
+    world: OpenWorld, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     with world(tokenizer, tmp_path) as here:
         here.run(replace(kept("private", PROMPT), archived=False))
         typed = replace(kept("typed", PROMPT), kind=TurnKind.TYPED_AHEAD, typed_ahead_key="lane")
@@ -146,7 +73,9 @@ def test_what_is_written_is_only_what_may_be_kept(tokenizer: Tokenizer, tmp_path
         assert here.num_on_disk() == 0
 
 
-def test_a_shared_front_is_written_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_shared_front_is_written_once(
+    world: OpenWorld, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     with world(tokenizer, tmp_path) as here:
         here.run(kept("a", PROMPT))
         here.settle()
@@ -157,7 +86,7 @@ def test_a_shared_front_is_written_once(tokenizer: Tokenizer, tmp_path: Path) ->
 
 
 def test_pages_that_were_evicted_come_back_from_host_memory(
-    tokenizer: Tokenizer, cold: ColdRuns
+    world: OpenWorld, tokenizer: Tokenizer, cold: ColdRuns
 ) -> None:
     with world(tokenizer, None, num_pages=12, host_bytes=2**24) as here:
         first = here.run(kept("a", PROMPT))
@@ -174,9 +103,9 @@ def test_pages_that_were_evicted_come_back_from_host_memory(
 
 
 def test_other_turns_go_on_while_pages_are_on_their_way(
-    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
 ) -> None:
-    write_prompt(tokenizer, tmp_path)
+    write_prompt(world, tokenizer, tmp_path)
     with world(tokenizer, tmp_path) as after:
         request, other = kept("b", [*PROMPT, 5]), turn_request("c", list(b"another one"))
         after.engine.submit(replace(other))
@@ -190,9 +119,9 @@ def test_other_turns_go_on_while_pages_are_on_their_way(
 
 
 def test_a_turn_that_is_cancelled_while_its_pages_are_on_their_way_leaves_nothing_behind(
-    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
 ) -> None:
-    write_prompt(tokenizer, tmp_path)
+    write_prompt(world, tokenizer, tmp_path)
     with world(tokenizer, tmp_path) as after:
         after.engine.submit(kept("b", [*PROMPT, 5]))
         after.engine.step()
@@ -206,9 +135,9 @@ def test_a_turn_that_is_cancelled_while_its_pages_are_on_their_way_leaves_nothin
 
 
 def test_a_damaged_page_ends_what_is_restored_and_the_rest_is_computed(
-    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
 ) -> None:
-    num_pages = write_prompt(tokenizer, tmp_path)
+    num_pages = write_prompt(world, tokenizer, tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.stat().st_size > 500 and path.is_file()]
     assert len(files) == num_pages
     for path in files[::2]:
@@ -223,7 +152,7 @@ def test_a_damaged_page_ends_what_is_restored_and_the_rest_is_computed(
 
 
 def test_deleting_wipes_what_was_written_and_what_was_about_to_be(
-    tokenizer: Tokenizer, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     with world(tokenizer, tmp_path) as here:
         first = here.run(kept("a", PROMPT))
@@ -241,26 +170,30 @@ def test_deleting_wipes_what_was_written_and_what_was_about_to_be(
 
 
 def test_without_room_for_the_pages_the_turn_is_computed_instead(
-    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path
 ) -> None:
-    write_prompt(tokenizer, tmp_path)
+    write_prompt(world, tokenizer, tmp_path)
     with world(tokenizer, tmp_path, num_pages=7) as after:
         request = kept("b", [*PROMPT, 5])
         found = after.run(replace(request))
         cold.assert_equal(request, found)
 
 
-def test_other_keys_restore_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    write_prompt(tokenizer, tmp_path)
+def test_other_keys_restore_nothing(world: OpenWorld, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    write_prompt(world, tokenizer, tmp_path)
     with world(tokenizer, tmp_path) as after:
         found = after.run(kept("b", [*PROMPT, 5], salt="another"))
         assert found.end.kv.restored_tokens == found.end.kv.reused_tokens == 0
 
 
 def test_a_disk_that_hangs_delays_a_turn_for_two_seconds_and_no_more(
-    tokenizer: Tokenizer, cold: ColdRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: OpenWorld,
+    tokenizer: Tokenizer,
+    cold: ColdRuns,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_prompt(tokenizer, tmp_path)
+    write_prompt(world, tokenizer, tmp_path)
     answers = threading.Event()
     read = DiskPages.read
     with world(tokenizer, tmp_path) as after:
@@ -280,5 +213,6 @@ def test_a_disk_that_hangs_delays_a_turn_for_two_seconds_and_no_more(
         found = after.until_ended("b")
         answers.set()
         assert found.end.kv.restored_tokens == 0
+        after.settle()
         assert after.engine.poll_s is None
         cold.assert_equal(request, found)

@@ -12,16 +12,23 @@ from chatrt.archive import Fault, child_key, root_key
 from chatrt.testing.engine import PAGE_SIZE, run_until_idle, turn_request
 from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import TurnKind
-from tests.chatrt.test_engine_archiving import PROMPT, kept, world
+from tests.chatrt import archiving_support
+from tests.chatrt.archiving_support import PROMPT, kept
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from chatrt.archive import PageKey
     from chatrt.text.tokenizer import Tokenizer
-    from tests.chatrt.test_engine_archiving import World
+    from tests.chatrt.archiving_support import OpenWorld, World
 
 GLUE = list(b"|end||user|")
+
+
+@pytest.fixture(params=["world", "world_beside"])
+def world(request: pytest.FixtureRequest) -> OpenWorld:
+    opened: OpenWorld = getattr(archiving_support, request.param)
+    return opened
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +50,7 @@ def one_turn(here: World) -> list[int]:
 
 
 def test_a_deleted_turn_is_not_written_later_because_someone_was_typing_behind_it(
-    tokenizer: Tokenizer, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     with world(tokenizer, tmp_path) as here:
         ids = one_turn(here)
@@ -58,7 +65,7 @@ def test_a_deleted_turn_is_not_written_later_because_someone_was_typing_behind_i
 
 
 def test_a_deleted_turn_is_not_written_later_because_its_next_one_was_being_prepared(
-    tokenizer: Tokenizer, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     with world(tokenizer, tmp_path) as here:
         ids = one_turn(here)
@@ -72,7 +79,7 @@ def test_a_deleted_turn_is_not_written_later_because_its_next_one_was_being_prep
 
 
 def test_a_deletion_leaves_the_pages_on_which_another_waiting_turn_builds(
-    tokenizer: Tokenizer, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     with world(tokenizer, tmp_path) as here:
         ids = one_turn(here)
@@ -93,7 +100,7 @@ def test_a_deletion_leaves_the_pages_on_which_another_waiting_turn_builds(
 
 
 def test_a_damaged_page_in_the_middle_is_written_again_behind_the_next_turn(
-    tokenizer: Tokenizer, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     with world(tokenizer, tmp_path) as before:
         ids = one_turn(before)
@@ -111,7 +118,7 @@ def test_a_damaged_page_in_the_middle_is_written_again_behind_the_next_turn(
 
 
 def test_turns_without_a_pause_do_not_pile_up_what_is_to_be_written(
-    tokenizer: Tokenizer, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     with world(tokenizer, tmp_path, num_pages=12) as here:
         here.archive.close(30.0)  # as a full disk: nothing is taken
@@ -123,7 +130,7 @@ def test_turns_without_a_pause_do_not_pile_up_what_is_to_be_written(
 
 
 def test_the_end_does_not_wait_for_a_disk_that_takes_nothing(
-    tokenizer: Tokenizer, tmp_path: Path
+    world: OpenWorld, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     with world(tokenizer, tmp_path) as here:
         one_turn(here)
