@@ -152,6 +152,11 @@ class KVCache:
             PageRuns.of(tensor, page_dim=_PAGE_DIM, by_rows=by_rows) for tensor in self._tensors()
         )
 
+    def land(self, page_ids: Iterable[int]) -> None:
+        """Whoever is about to give the device work on these pages says so."""
+        if self.arrivals is not None:
+            self.arrivals.land(page_ids)
+
     def copy_rows(self, copies: Iterable[PageCopy]) -> None:
         """Do the copies in order: the first `num_rows` rows of page `src` onto page `dst`.
 
@@ -159,7 +164,7 @@ class KVCache:
         whole page is copied.
         """
         copies = tuple(copies)
-        self._land(page_id for copy in copies for page_id in (copy.src, copy.dst))
+        self.land(page_id for copy in copies for page_id in (copy.src, copy.dst))
         if self.moves is not None:
             self.moves.copy_rows(copies)
             return
@@ -171,14 +176,14 @@ class KVCache:
 
     def gather(self, page_ids: Sequence[int]) -> PageContents:
         """Copy pages out, in the order of `page_ids`."""
-        self._land(page_ids)
+        self.land(page_ids)
         gathered = [pages.gather_pages(t, page_ids, page_dim=_PAGE_DIM) for t in self._tensors()]
         return PageContents(gathered[0], gathered[1] if self.scales is not None else None)
 
     def scatter(self, page_ids: Sequence[int], contents: PageContents) -> None:
         """Write what `gather` of a cache of the same shape and dtype returned onto `page_ids`."""
         assert contents.data.dtype == self.dtype, f"{contents.data.dtype} into {self.dtype}"
-        self._land(page_ids)
+        self.land(page_ids)
         pages.scatter_pages(self.data, page_ids, contents.data, page_dim=_PAGE_DIM)
         if self.scales is not None:
             assert contents.scales is not None, "pages without scales for a quantised cache"
@@ -190,10 +195,6 @@ class KVCache:
     ) -> int:
         """Bytes that one page takes over all layers, keys, values and scales together."""
         return num_layers * 2 * page_size * kv_heads * bytes_per_head(head_dim, dtype)
-
-    def _land(self, page_ids: Iterable[int]) -> None:
-        if self.arrivals is not None:
-            self.arrivals.land(page_ids)
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return (self.data,) if self.scales is None else (self.data, self.scales)

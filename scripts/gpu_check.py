@@ -91,9 +91,12 @@ def bandwidth(check: Check) -> None:
 
 def kernels(check: Check) -> None:
     """Every kernel against the reference."""
+    from chatrt.testing.gpu_pages import check_moves
     from chatrt.testing.gpu_parity import check_kernels
+    from chatrt_kernels.triton.page_moves import TritonPageMoves
 
     results = list(check_kernels(check.device, torch.bfloat16, depth=1500))
+    results += check_moves(check.device, TritonPageMoves)
     for one in results:
         if not one.within:
             check.add("kernels", one.name, one.error, at_most=one.tolerance)
@@ -145,7 +148,7 @@ def _target(check: Check, made: RandomModel, **fields: Any) -> Any:
 
 
 def _passes(check: Check, name: str, made: RandomModel, theirs_ms: float) -> None:
-    from chatrt.testing.gpu_times import forward_ms, page_gbs, step_bytes, uneven_rows, warm_turn
+    from chatrt.testing.gpu_times import forward_ms, step_bytes, uneven_rows, warm_turn
 
     target = _target(check, made)
     wrong = uneven_rows(target, 300, (1, 2, 5, 8))
@@ -168,13 +171,29 @@ def _passes(check: Check, name: str, made: RandomModel, theirs_ms: float) -> Non
         turn = warm_turn(target, history)
         check.add(name, f"decode at {history}, ms", decode)
         check.add(name, f"TTFT of 20 new tokens at {history}, ms", turn.ttft_ms)
-    park, restore = page_gbs(target)
-    check.add(name, "pages to main memory, GB/s", park)
-    check.add(name, "pages back, GB/s", restore)
     after = check.compilations.all
     kernels, graphs = after.num_kernels - before.num_kernels, after.num_graphs - before.num_graphs
     check.add(name, "kernels compiled after ready", kernels, at_most=0)
     check.add(name, "passes captured after ready", graphs, at_most=0)
+    _page_copies(check, name, target)
+
+
+def _page_copies(check: Check, name: str, target: Any) -> None:
+    """Pages out and back as the server copies them, beside plain copies of pinned memory."""
+    from chatrt.testing.gpu_pages import page_speeds, wrong_pages
+    from chatrt_kernels.streams import cuda_streams
+    from chatrt_kernels.triton.page_moves import TritonPageMoves
+
+    streams = cuda_streams(check.device)
+    wrong = wrong_pages(target.kv, streams, TritonPageMoves)
+    check.add(name, "pages that differ once they were out and back", wrong, at_most=0)
+    speeds = page_speeds(target.kv, streams, TritonPageMoves)
+    check.add(name, "pinned copy to main memory, GB/s", speeds.plain_out)
+    check.add(name, "pinned copy back, GB/s", speeds.plain_back)
+    check.add(name, "pages to pinned memory, share of that", speeds.out / speeds.plain_out)
+    check.add(name, "pages to the archive, GB/s", speeds.taken)
+    check.add(name, "pages back from it, GB/s", speeds.back)
+    check.add(name, "pages back from it, share of the copy", speeds.back / speeds.plain_back)
 
 
 def _graph_error(check: Check, made: RandomModel, target: Any) -> float:

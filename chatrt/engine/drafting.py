@@ -91,6 +91,9 @@ class Drafting:
         if self._drafter is None or not any(planned.num_drafts for planned in plan.rows):
             return [[] for _ in plan.rows]
         started_ns = self._clock()
+        if self._drafter.kv is not None:
+            sessions = [planned.entry.session for planned in plan.rows]
+            self._drafter.kv.land(page_id for one in sessions for page_id in one.page_ids)
         proposals = self._drafter.propose([self._request(one, turns) for one in plan.rows])
         cut = [p[: one.num_drafts] for p, one in zip(proposals, plan.rows, strict=True)]
         self._draft_ms = (self._clock() - started_ns) / _NS_PER_MS

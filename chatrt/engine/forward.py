@@ -52,8 +52,7 @@ class Target:
 
         `feature_rows` are for the decoder's follower.
         """
-        if self.kv.arrivals is not None:
-            self.kv.arrivals.land(page_id for one in rows for page_id in one.page_ids)
+        self.kv.land(page_id for one in rows for page_id in one.page_ids)
         batch = self.batches.build(rows)
         logits = self.decoder.forward(batch, self.kv, feature_rows=feature_rows)
         values = logits.values.to(self.sampling_device)  # no copy if they are there

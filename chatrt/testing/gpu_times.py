@@ -1,4 +1,4 @@
-"""What the executor takes on a GPU: passes, first tokens of warm turns, pages out and back.
+"""What the executor takes on a GPU: passes, first tokens of warm turns.
 
 Knows: targets, engines, synchronising with the device. Does not know: how a model was made.
 Invariant: a time ends when the device is done; medians are of repetitions behind a first one that
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from chatrt.batch import BatchRows
-from chatrt.page_bytes import PageBytes
 from chatrt.params import SamplingParams
 from chatrt.testing.engine import engine_over, run_outcome, turn_request
 from chatrt.turn import TokensEvent
@@ -126,23 +125,6 @@ def warm_turn(target: Target, history_tokens: int, new_tokens: int = 20) -> Warm
     ttft_ms = (time.perf_counter_ns() - started_ns) / 1e6
     end = _ended(engine)
     return WarmTurn(history_tokens, new_tokens, end.kv.reused_tokens, ttft_ms)
-
-
-def page_gbs(target: Target, num_pages: int = 64) -> tuple[float, float]:
-    """GB/s at which pages go to main memory and come back, one after the other."""
-    pages, device = PageBytes([target.kv]), target.decoder.device
-    payloads: list[bytes] = []
-
-    def park() -> None:
-        payloads[:] = [pages.read(page_id) for page_id in range(num_pages)]
-
-    def restore() -> None:
-        for page_id, payload in enumerate(payloads):
-            pages.write(page_id, payload)
-
-    park_ms, restore_ms = median_ms(park, device, 3), median_ms(restore, device, 3)
-    num_bytes = num_pages * pages.num_bytes
-    return num_bytes / park_ms / 1e6, num_bytes / restore_ms / 1e6
 
 
 def _ended(engine: Engine) -> FinishedEvent:

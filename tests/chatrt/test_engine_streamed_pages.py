@@ -11,7 +11,12 @@ import pytest
 
 from chatrt.archive import DiskPages, Fault, PageRecord
 from chatrt.params import SamplingParams
-from chatrt.testing.engine import PAGE_SIZE, outcomes, run_until_idle, turn_request
+from chatrt.testing.engine import (
+    PAGE_SIZE,
+    outcomes,
+    run_until_idle,
+    turn_request,
+)
 from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishReason
 from tests.chatrt.archiving_support import (

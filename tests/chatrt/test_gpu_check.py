@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +12,28 @@ import pytest
 import torch
 
 from chatrt.testing.gpu_models import SHAPES, RandomModel, TargetOptions, target_of
+from chatrt.testing.gpu_pages import check_moves, page_speeds, wrong_pages
 from chatrt.testing.gpu_parity import KV_DTYPES, check_kernels
 from chatrt.testing.gpu_times import (
     copy_gbs,
     forward_ms,
     logits_of,
-    page_gbs,
     step_bytes,
     uneven_rows,
     warm_turn,
 )
+from chatrt.testing.streams import LateStream
 from chatrt.testing.tokenizer import tiny_tokenizer
+from chatrt_kernels.page_moves import TorchPageMoves
+from chatrt_kernels.streams import Streams
 from chatrt_kernels.triton.ops import TritonOps
+from chatrt_kernels.triton.page_moves import TritonPageMoves
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from chatrt.engine import Target
+    from chatrt_kernels.page_moves import RowCopy
 
 CPU = torch.device("cpu")
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
@@ -105,7 +113,45 @@ def test_times_and_speeds_are_above_zero(tmp_path: Path) -> None:
     one = target(tiny("llama-3.2-1b"), tmp_path)
     assert copy_gbs(CPU, 1 << 20) > 0
     assert forward_ms(one, 1, 4, repetitions=1) > 0
-    assert min(page_gbs(one, num_pages=2)) > 0
+
+
+@pytest.mark.parametrize("num_pages", [1, 40])
+def test_pages_that_went_out_and_back_to_be_timed_are_as_they_were(
+    num_pages: int, tmp_path: Path
+) -> None:
+    kv = target(tiny("llama-3.2-1b"), tmp_path).kv
+    kv.data.copy_(torch.arange(kv.data.numel()).view(kv.data.shape))
+    before = kv.data.clone()
+    streams = Streams(LateStream(prompt=True), LateStream(prompt=True), pinned=False)
+    speeds = page_speeds(kv, streams, TritonPageMoves, num_pages=num_pages)
+    assert min(astuple(speeds)) > 0
+    assert torch.equal(kv.data, before)
+    assert wrong_pages(kv, streams, TritonPageMoves, num_pages=num_pages) == 0
+
+
+def test_pages_that_do_not_come_back_are_found(tmp_path: Path) -> None:
+    class Forgetful(TorchPageMoves):
+        """Puts nothing back."""
+
+        def scatter(self, page_ids: Sequence[int], source: torch.Tensor) -> None:
+            del page_ids, source
+
+    kv = target(tiny("llama-3.2-1b"), tmp_path).kv
+    streams = Streams(LateStream(prompt=True), LateStream(prompt=True), pinned=False)
+    assert wrong_pages(kv, streams, Forgetful, num_pages=4) == 4
+
+
+def test_pages_of_every_format_are_moved_as_the_oracle_moves_them() -> None:
+    results = list(check_moves(CPU, TritonPageMoves))
+    assert [one.error for one in results] == [0.0] * len(KV_DTYPES)
+
+    class Forgetful(TorchPageMoves):
+        """Copies no rows."""
+
+        def copy_rows(self, copies: Sequence[RowCopy]) -> None:
+            del copies
+
+    assert all(not one.within for one in check_moves(CPU, Forgetful))
 
 
 @pytest.mark.parametrize("quantize", ["q8", "q4"])
