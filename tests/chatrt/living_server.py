@@ -34,13 +34,16 @@ from chatrt.server.settings import ServerSettings
 from chatrt.service import ChatService, ServiceSettings
 from chatrt.session_manager import SessionManager
 from chatrt.store import Store
+from chatrt.streamed_pages import StreamedPages
 from chatrt.testing.engine import PAGE_SIZE, tiny_target
 from chatrt.testing.heads import head_drafter, tiny_head
+from chatrt.testing.streams import late_streams
 from chatrt_drafts.auto import AutoDrafter
 from chatrt_drafts.ngram import NgramDrafter
 from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.ops import NativeOps
 from chatrt_kernels.cpu.sampling import NativeSampling
+from chatrt_kernels.page_moves import TorchPageMoves
 from tests.chatrt_kernels.cpu_support import NATIVE_PATH, compiled
 from tests.support import time_scale
 
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chatrt.engine import Target
+    from chatrt.kvcache import KVCache
+    from chatrt.page_bytes import PageCopier
     from chatrt.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -69,7 +74,10 @@ def native_ops() -> NativeOps:
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything a server has; bytes and seconds as the settings count them."""
+    """How much of everything a server has; bytes and seconds as the settings count them.
+
+    `copies_beside`: pages are copied beside the steps, as on a GPU.
+    """
 
     num_pages: int = 32
     max_context: int = 256
@@ -80,6 +88,7 @@ class Size:
     grace_s: float = 30.0
     slow_client_s: float = 30.0
     outbox_bytes: int = 2**20
+    copies_beside: bool = False
 
 
 class ErrorLog(logging.Handler):
@@ -262,27 +271,43 @@ class LivingServer:
             clock=time.perf_counter_ns,
             draw_seed=lambda: next(seeds),
         )
+        copier = self._copier([target.kv, heads.kv], engine)
         engine.step = self.pace.paced(engine.step)  # type: ignore[method-assign]  # held by tests
         self.engine = engine
         self.host = MortalHost(engine)
         self.host.start()
-        self._open_archive(PageBytes([target.kv, heads.kv]))
+        self._open_archive(copier)
         await self._serve()
 
-    def _open_archive(self, page_bytes: PageBytes) -> None:
+    def _copier(self, caches: list[KVCache], engine: Engine) -> PageCopier:
+        """Copies pages at once, or beside the steps: a copy is done some steps later then."""
+        if not self.size.copies_beside:
+            return PageBytes(caches)
+        streams, beside = late_streams()
+        step = engine.step
+
+        def step_and_get_on() -> bool:
+            worked = step()
+            beside.advance()
+            return worked
+
+        engine.step = step_and_get_on  # type: ignore[method-assign]  # the device gets on too
+        for kv in caches:
+            kv.move_pages_by(TorchPageMoves)
+        return StreamedPages(caches, TorchPageMoves, streams, slot_pages=2)
+
+    def _open_archive(self, copier: PageCopier) -> None:
         pages = self.folder / "pages"
         pages.mkdir(parents=True, exist_ok=True)
         self.archive = Archive(
-            page_bytes=page_bytes.num_bytes,
+            page_bytes=copier.num_bytes,
             page_size=PAGE_SIZE,
             fingerprint=FINGERPRINT,
             host_bytes=self.size.host_bytes,
             disk=DiskPages(pages, max_bytes=self.size.disk_bytes),
             wake=self.host.wake,
         )
-        archiving = Archiving(
-            self.archive, page_bytes, self.engine.sessions, fingerprint=FINGERPRINT
-        )
+        archiving = Archiving(self.archive, copier, self.engine.sessions, fingerprint=FINGERPRINT)
         self.host.post(lambda engine: engine.keep_pages_in(archiving))
 
     async def _serve(self) -> None:

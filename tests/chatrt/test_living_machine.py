@@ -34,6 +34,7 @@ sizes = st.builds(
     max_parked=st.sampled_from([64, 64, 3]),
     host_bytes=st.sampled_from([0, 2**16]),
     disk_bytes=st.sampled_from([2**24, 2**24, 2**18]),
+    copies_beside=st.booleans(),
 )
 
 
