@@ -1,8 +1,8 @@
-"""Pages that leave the device and come back while it computes: pinned memory, a stream beside.
+"""Pages that leave the device and come back while it computes: pinned memory, streams beside.
 
     # out           page ──gather──▶ slot, device ──copy──▶ slot, pinned ──▶ payload
     # in            payload ──▶ slot, pinned ──copy──▶ slot, device ──scatter──▶ page
-    # in order of   host         compute        beside it           compute, before the next use
+    # in order of   host         compute        out, back           compute, before the next use
 
     # a slot out    free │ gathered into │ being copied │ done: payloads are taken │ free
     # its page      the engine's throughout: given up, evicted, written anew whenever it likes
@@ -11,7 +11,7 @@
 
 Knows: slots, page ids, marks. Does not know: tokens, sessions, files.
 Invariant: pages are read and written by the computing stream alone, in the order in which the host
-says it; the stream beside moves bytes between slots. A slot's pinned half is touched by the host
+says it; the streams beside move bytes between slots. A slot's pinned half is touched by the host
 only when the copy that reads or writes it is done. So no page is held for a copy's sake.
 Cost: a launch and an event for each batch; the host copies payloads to and from pinned memory.
 """
@@ -81,7 +81,7 @@ class _Out:
         return payload
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _In:
     """Pages on their way to the device."""
 
@@ -131,8 +131,8 @@ class StreamedPages:
 
     @property
     def num_in(self) -> int:
-        """Pages that `copy_in` takes now."""
-        return self._slot_pages * len(self._free_in)
+        """Pages that `copy_in` takes now: of one slot, for the host copies them itself."""
+        return self._slot_pages if self._free_in else 0
 
     @property
     def is_busy(self) -> bool:
@@ -142,27 +142,24 @@ class StreamedPages:
     def copy_out(self, page_ids: Sequence[int]) -> CopyOut:
         """Begin to copy pages as they are now, behind all that the device was given."""
         self.land(page_ids)
-        compute, beside = self._streams.compute, self._streams.beside
+        compute, out = self._streams.compute, self._streams.out
         slot, count = self._free_out.pop(), len(page_ids)
         compute.launch(partial(self._moves.gather, tuple(page_ids), slot.device))
-        beside.wait(compute.record())
-        beside.launch(partial(_copy, slot.device, slot.host, count))
-        return _Out(slot, count, beside.record(), self._free_out)
+        out.wait(compute.record())
+        out.launch(partial(_copy, slot.device, slot.host, count))
+        return _Out(slot, count, out.record(), self._free_out)
 
     def copy_in(self, pages: Sequence[tuple[int, Payload]]) -> None:
         """Begin to copy payloads to the device; they land before their pages are used."""
         assert len(pages) <= self.num_in, f"{len(pages)} pages, {self.num_in} are taken"
-        beside = self._streams.beside
-        for start in range(0, len(pages), self._slot_pages):
-            batch = pages[start : start + self._slot_pages]
-            slot = self._free_in.pop()
-            for index, (_, payload) in enumerate(batch):
-                slot.page(index)[:] = payload
-            if slot.emptied is not None:
-                beside.wait(slot.emptied)
-            beside.launch(partial(_copy, slot.host, slot.device, len(batch)))
-            page_ids = tuple(page_id for page_id, _ in batch)
-            self._coming.append(_In(slot, page_ids, beside.record()))
+        back, slot = self._streams.back, self._free_in.pop()
+        for index, (_, payload) in enumerate(pages):
+            slot.page(index)[:] = payload
+        if slot.emptied is not None:
+            back.wait(slot.emptied)
+        back.launch(partial(_copy, slot.host, slot.device, len(pages)))
+        page_ids = tuple(page_id for page_id, _ in pages)
+        self._coming.append(_In(slot, page_ids, back.record()))
 
     def land(self, page_ids: Iterable[int]) -> None:
         """Scatter what is bound for these pages, and what came before it, before all that follows.

@@ -34,7 +34,7 @@ _BUSY_STEPS = 8
 _PATIENCE_NS = 2 * 10**9
 # How soon to look again, where no turn runs, for pages that come from disk, and for copies.
 _RESTORING_POLL_S = 0.25
-_COPYING_POLL_S = 0.002
+_COPYING_POLL_S = 0.0005
 
 
 @dataclass(slots=True)
@@ -96,6 +96,7 @@ class Archiving:
         self._leaving: deque[_Leaving] = deque()
         self._restores: dict[int, _Restore] = {}
         self._num_steps = 0
+        self._may_have_more = False  # that the archive has read, and that was not taken
 
     def keep(self, session: Session) -> None:
         """A turn ended: what is not kept yet of its session's full pages will be written.
@@ -158,6 +159,8 @@ class Archiving:
     @property
     def poll_s(self) -> float | None:
         """How soon a step is due though nothing asks for one; None: none is."""
+        if self._may_have_more:
+            return 0.0
         if self._leaving or self._copier.is_busy:
             return _COPYING_POLL_S
         return _RESTORING_POLL_S if self._restores else None
@@ -187,6 +190,7 @@ class Archiving:
         self._copier.poll()
         num_taken = self._copier.num_in
         arrived = self._archive.take_loaded(num_taken) if num_taken else []
+        self._may_have_more = 0 < num_taken == len(arrived)
         self._put(arrived)
         for loaded in arrived:
             restore = self._restores[loaded.ticket]

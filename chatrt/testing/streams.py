@@ -99,9 +99,9 @@ class LateStream:
 
 
 def late_streams() -> tuple[Streams, LateStream]:
-    """A stream that computes at once, and one beside it that is late, which is returned too."""
+    """A stream that computes at once and a late one for all copies, which is returned too."""
     beside = LateStream()
-    return Streams(LateStream(prompt=True), beside, pinned=False), beside
+    return Streams(LateStream(prompt=True), beside, beside, pinned=False), beside
 
 
 def _worked(work: Callable[[], None]) -> bool:

@@ -1,7 +1,8 @@
 """A device's streams as whoever copies beside a computation needs them: work in order, and marks.
 
-    # compute   … step │ gather │ mark a        step │ wait for b │ scatter │ step …
-    # beside            wait for a │ copy out │  copy in │ mark b
+    # compute   … step │ gather │ mark a │ step │ wait for b │ scatter │ step …
+    # out                         wait for a │ copy
+    # back                  copy │ mark b
 
 Knows: order within a stream, waiting of one for another. Does not know: what the work is.
 Invariant: work begins when all that was given to its stream before is done, what it waits for too;
@@ -49,10 +50,14 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Where a model computes, and where is copied meanwhile; `pinned`: main memory is to be so."""
+    """Where a model computes, and where is copied meanwhile, to main memory and from it.
+
+    `pinned`: copies go on by themselves only where main memory is.
+    """
 
     compute: Stream
-    beside: Stream
+    out: Stream
+    back: Stream
     pinned: bool
 
 
@@ -94,6 +99,9 @@ class CudaStream:
 
 
 def cuda_streams(device: torch.device) -> Streams:
-    """The stream that computes on a GPU, and a new one beside it."""
-    beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return Streams(CudaStream(None), CudaStream(beside), pinned=True)
+    """The stream that computes on a GPU, and two new ones: a device copies both ways at a time."""
+    out, back = (
+        CudaStream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
+    return Streams(CudaStream(None), out, back, pinned=True)

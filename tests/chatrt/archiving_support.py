@@ -151,7 +151,7 @@ def _copier(kv: KVCache, beside: LateStream | None) -> PageCopier:
     if beside is None:
         return PageBytes([kv])
     kv.move_pages_by(TorchPageMoves)
-    streams = Streams(LateStream(prompt=True), beside, pinned=False)
+    streams = Streams(LateStream(prompt=True), beside, beside, pinned=False)
     return StreamedPages([kv], TorchPageMoves, streams, slot_pages=3)
 
 

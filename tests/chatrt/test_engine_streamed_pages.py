@@ -69,7 +69,7 @@ def begin(here: World, request: TurnRequest) -> None:
     here.engine.submit(request)
     assert here.engine.step()
     while not here.engine._take_restored():
-        assert here.news.wait(TIMEOUT_S)
+        assert here.engine.poll_s == 0.0 or here.news.wait(TIMEOUT_S)
         here.news.clear()
     assert len(beside(here)) > 0
 
@@ -198,6 +198,26 @@ def test_a_pass_that_does_not_read_them_does_not_wait_for_pages_on_their_way(
         cold.assert_equal(request, outcomes(run_until_idle(here.engine))["c"])
         assert beside(here).num_stalls == 0
         assert len(beside(here)) >= num_under_way
+
+
+def test_more_pages_than_are_taken_at_once_are_asked_for_again_without_a_pause(
+    tokenizer: Tokenizer, cold: ColdRuns
+) -> None:
+    with world_beside(tokenizer, None, num_pages=10, host_bytes=2**24) as here:
+        here.run(kept("a", PROMPT))
+        here.settle()
+        for number in range(3):
+            run(here, turn_request(f"other {number}", [number + 1, *PROMPT]))
+        request = kept("b", [*PROMPT, 5])
+        here.engine.submit(replace(request))
+        assert here.engine.step()
+        assert not here.engine._take_restored()  # three of four
+        assert here.engine.poll_s == 0.0
+        found = here.until_ended("b")
+        assert found.end.kv.restored_tokens == NUM_FULL * PAGE_SIZE
+        cold.assert_equal(request, found)
+        here.settle()
+        assert here.engine.poll_s is None
 
 
 def test_a_fork_inside_a_page_that_is_on_its_way_copies_it_when_it_is_there(

@@ -115,6 +115,11 @@ def test_times_and_speeds_are_above_zero(tmp_path: Path) -> None:
     assert forward_ms(one, 1, 4, repetitions=1) > 0
 
 
+def prompt_streams() -> Streams:
+    compute, out, back = (LateStream(prompt=True) for _ in range(3))
+    return Streams(compute, out, back, pinned=False)
+
+
 @pytest.mark.parametrize("num_pages", [1, 40])
 def test_pages_that_went_out_and_back_to_be_timed_are_as_they_were(
     num_pages: int, tmp_path: Path
@@ -122,7 +127,7 @@ def test_pages_that_went_out_and_back_to_be_timed_are_as_they_were(
     kv = target(tiny("llama-3.2-1b"), tmp_path).kv
     kv.data.copy_(torch.arange(kv.data.numel()).view(kv.data.shape))
     before = kv.data.clone()
-    streams = Streams(LateStream(prompt=True), LateStream(prompt=True), pinned=False)
+    streams = prompt_streams()
     speeds = page_speeds(kv, streams, TritonPageMoves, num_pages=num_pages)
     assert min(astuple(speeds)) > 0
     assert torch.equal(kv.data, before)
@@ -137,7 +142,7 @@ def test_pages_that_do_not_come_back_are_found(tmp_path: Path) -> None:
             del page_ids, source
 
     kv = target(tiny("llama-3.2-1b"), tmp_path).kv
-    streams = Streams(LateStream(prompt=True), LateStream(prompt=True), pinned=False)
+    streams = prompt_streams()
     assert wrong_pages(kv, streams, Forgetful, num_pages=4) == 4
 
 
