@@ -55,10 +55,9 @@ class Gate:
 
     def check(self, headers: Headers) -> Admitted | Refused:
         """Host, origin, then key."""
-        if not self._host_allowed(headers.get_all("Host")):
-            return Refused(HTTPStatus.FORBIDDEN, "host_not_allowed", "this Host is not allowed")
-        if not self._origin_allowed(headers.get_all("Origin")):
-            return Refused(HTTPStatus.FORBIDDEN, "origin_not_allowed", "this Origin is not allowed")
+        elsewhere = self.check_place(headers)
+        if elsewhere is not None:
+            return elsewhere
         key_id = self._key_id(_offered_key(headers))
         if key_id is None:
             return Refused(
@@ -66,11 +65,22 @@ class Gate:
             )
         return Admitted(key_id)
 
+    def check_place(self, headers: Headers) -> Refused | None:
+        """Host and origin alone, for what needs no key; None if both may be."""
+        hosts = headers.get_all("Host")
+        if not self._host_allowed(hosts):
+            return Refused(HTTPStatus.FORBIDDEN, "host_not_allowed", "this Host is not allowed")
+        origins = headers.get_all("Origin")
+        if not (self._origin_allowed(origins) or self._is_own_origin(origins, hosts[0])):
+            return Refused(HTTPStatus.FORBIDDEN, "origin_not_allowed", "this Origin is not allowed")
+        return None
+
     def _host_allowed(self, hosts: Sequence[str]) -> bool:
-        if len(hosts) != 1:
-            return False
-        name = _host_name(hosts[0])
-        if is_loopback(name) or name in self._hosts or "*" in self._hosts:
+        return len(hosts) == 1 and ("*" in self._hosts or self._is_ours(_host_name(hosts[0])))
+
+    def _is_ours(self, name: str) -> bool:
+        """Whether a name can only mean this server: one of loopback, one given, or an address."""
+        if is_loopback(name) or name in self._hosts:
             return True
         # An address cannot be rebound: whoever typed it meant this machine.
         return self._serves_other_machines and _is_address(name)
@@ -88,6 +98,16 @@ class Gate:
         except ValueError:
             return False
         return url.scheme in ("http", "https") and is_loopback(url.hostname or "")
+
+    def _is_own_origin(self, origins: Sequence[str], host: str) -> bool:
+        """Whether the request comes from the page that this server itself serves at `host`.
+
+        Where any Host is allowed, a rebound name would pass as one's own: that does not count.
+        """
+        if len(origins) != 1 or not self._is_ours(_host_name(host)):
+            return False
+        scheme, _, authority = origins[0].lower().partition("://")
+        return scheme in ("http", "https") and authority == host.strip().lower()
 
     def _key_id(self, key: str | None) -> str | None:
         if not self._key_digests:

@@ -34,6 +34,7 @@ from chatrt.server.http import (
     error_reply,
     json_reply,
 )
+from chatrt.server.static import WebPage
 from chatrt.wire.live import Sockets
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Server:
         self._clock = clock
         self._gate = Gate(settings)
         self._routes = Routes(service, self.sockets)
+        self._page = WebPage()
         self._graces = Graces(service, settings.disconnect_grace_s)
         self._connections: set[Connection] = set()
         self._server: SocketServer | None = None
@@ -174,9 +176,13 @@ class Server:
             reply = self._routes.open_route(target)
             if reply is not None:
                 return _response(socket, reply)
+        if self._page.has(target):
+            elsewhere = self._gate.check_place(request.headers)
+            if elsewhere is None:
+                return _response(socket, self._page.reply(target, request.headers))
+            return _refusal(socket, elsewhere)
         verdict = self._gate.check(request.headers)
         if isinstance(verdict, Refused):
-            logger.info("refused a request: %s", verdict.code)
             return _refusal(socket, verdict)
         if not (target.upgrade and target.path in SOCKET_PATHS):
             return _response(socket, await self._routes.route(target, verdict.key_id))
@@ -251,12 +257,18 @@ def _select_subprotocol(_: ServerConnection, offered: Sequence[Subprotocol]) -> 
 def _response(socket: ServerConnection, reply: Reply) -> Response:
     response = socket.respond(reply.status, reply.body.decode())
     del response.headers["Content-Type"]
-    response.headers["Content-Type"] = reply.content_type
-    response.headers["Cache-Control"] = "no-store"
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **reply.headers}
+    for name, value in {"Content-Type": reply.content_type, **headers}.items():
+        response.headers[name] = value
+    if reply.status is HTTPStatus.NOT_MODIFIED:
+        del response.headers["Content-Length"]  # it would be that of the file
+    if socket.request is not None and socket.request.method == "HEAD":
+        response.body = b""
     return response
 
 
 def _refusal(socket: ServerConnection, refused: Refused) -> Response:
+    logger.info("refused a request: %s", refused.code)
     error = {"type": "invalid_request_error", "code": refused.code, "message": refused.message}
     response = _response(socket, json_reply({"error": {**error, "param": None}}, refused.status))
     if refused.status is HTTPStatus.UNAUTHORIZED:

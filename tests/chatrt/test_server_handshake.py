@@ -83,6 +83,31 @@ def test_only_absent_loopback_and_listed_origins_pass(origin: str | None, expect
     assert status(check(headers, allow_origins=("https://chat.example/",))) == expected
 
 
+@pytest.mark.parametrize(
+    ("host", "origin", "expected"),
+    [
+        ("192.168.1.5:8642", "http://192.168.1.5:8642", 200),
+        ("chat.example", "https://chat.example", 200),
+        ("chat.example", "HTTPS://Chat.Example", 200),
+        ("192.168.1.5:8642", "http://192.168.1.5:8643", 403),
+        ("192.168.1.5:8642", "http://192.168.1.6:8642", 403),
+        ("chat.example", "https://chat.example.evil", 403),
+        ("chat.example", "ftp://chat.example", 403),
+    ],
+)
+def test_the_page_that_the_server_itself_serves_passes(
+    host: str, origin: str, expected: int
+) -> None:
+    settings = {"host": "0.0.0.0", "api_keys": ("one",), "allow_hosts": ("chat.example",)}
+    headers = {"Host": host, "Origin": origin, "Authorization": "Bearer one"}
+    assert status(check(headers, **settings)) == expected
+
+
+def test_a_rebound_name_is_not_ones_own_where_every_host_is_allowed() -> None:
+    headers = {"Host": "evil.example:8642", "Origin": "http://evil.example:8642"}
+    assert status(check(headers, allow_hosts=("*",))) == 403
+
+
 def test_a_star_allows_every_origin_but_null() -> None:
     assert status(check({"Origin": "https://any.example"}, allow_origins=("*",))) == 200
     assert status(check({"Origin": "null"}, allow_origins=("*",))) == 403

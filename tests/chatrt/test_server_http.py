@@ -117,7 +117,7 @@ async def test_conversations_are_listed_searched_read_and_deleted() -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/"),
+        ("GET", "/nothing.js"),
         ("PUT", "/v1/models"),
         ("POST", "/v1/responses/x/other"),
         ("PATCH", "/v1/conversations/x"),
