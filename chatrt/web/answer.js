@@ -1,0 +1,107 @@
+// One answer as it arrives, and what a server refuses.
+//
+// Knows: which events are text, which one is the last. Does not know: sockets, lanes.
+// Invariant: an event is taken once, by its number; the iterator ends behind the terminal event.
+// Cost: events wait in memory until their iterator is read.
+
+/** Events behind which nothing follows. */
+export const TERMINAL = new Set([
+  'response.completed',
+  'response.incomplete',
+  'response.failed',
+  'error',
+]);
+export const DELTA = 'response.output_text.delta';
+
+/** What a server refused, or that it cannot be reached; `code` is for programs. */
+export class ChatrtError extends Error {
+  constructor(message, { code = 'error', status = 0, param = null } = {}) {
+    super(message);
+    this.name = 'ChatrtError';
+    Object.assign(this, { code, status, param });
+  }
+}
+
+/** The error in a refusal of the wire or of HTTP. */
+export const refusal = (body, status) =>
+  new ChatrtError(body?.message ?? `the server refused with HTTP status ${status}`, {
+    code: body?.code ?? 'error',
+    status,
+    param: body?.param ?? null,
+  });
+
+/** One answer: an async iterator of its events, which ends behind the terminal one. */
+export class Answer {
+  #client;
+  #events = [];
+  #wake = () => {};
+  #settle;
+  #abandoned = false;
+
+  constructor(client, request, id = null) {
+    this.#client = client;
+    this.request = request;
+    this.id = id;
+    this.lane = null;
+    this.text = '';
+    this.response = null;
+    this.error = null;
+    this.lastSequenceNumber = -1;
+    this.sentMs = performance.now();
+    this.firstMs = null;
+    this.finished = new Promise((resolve, reject) => (this.#settle = { resolve, reject }));
+    this.finished.catch(() => {}); // who only iterates hears of it there
+  }
+
+  /** From `stream` to the first piece of text, as seen here; null before it. */
+  get ttftMs() {
+    return this.firstMs === null ? null : this.firstMs - this.sentMs;
+  }
+
+  get ended() {
+    return this.response !== null || this.error !== null;
+  }
+
+  /** Asks the server to stop; what is left and the terminal event still come. */
+  cancel() {
+    this.#client.cancel(this);
+  }
+
+  async *[Symbol.asyncIterator]() {
+    try {
+      while (true) {
+        while (this.#events.length > 0) yield this.#events.shift();
+        if (this.error) throw this.error;
+        if (this.response) return;
+        await new Promise((resolve) => (this.#wake = resolve));
+      }
+    } finally {
+      this.#abandoned = true;
+      this.#events.length = 0;
+    }
+  }
+
+  /** Takes the next event of the wire; one that was taken before is passed over. */
+  take(event) {
+    if (this.ended || event.sequence_number <= this.lastSequenceNumber) return;
+    this.lastSequenceNumber = event.sequence_number ?? this.lastSequenceNumber;
+    this.id ??= event.response?.id ?? null;
+    if (event.type === DELTA) {
+      this.firstMs ??= performance.now();
+      this.text += event.delta;
+    }
+    if (!this.#abandoned) this.#events.push(event);
+    if (TERMINAL.has(event.type)) {
+      this.response = event.response;
+      this.#settle.resolve(event.response);
+    }
+    this.#wake();
+  }
+
+  fail(error) {
+    if (this.ended) return;
+    this.error = error;
+    this.#settle.reject(error);
+    this.#wake();
+  }
+}

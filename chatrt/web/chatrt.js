@@ -1,0 +1,379 @@
+// A client for a chatrt server: answers as async iterators, over one socket that mends itself.
+//
+// Knows: the wire (docs/protocol.md), lanes, when to reconnect and where to go on.
+// Does not know: the page, Markdown, where a key is kept.
+// Invariant: an answer's deltas are its text, in order, each once, over any number of connections.
+// The key goes out in a header or a subprotocol, never in an address.
+// Cost: events wait in memory until their iterator is read. No dependencies; browsers and Node 22.
+
+import { Answer, ChatrtError, DELTA, TERMINAL, refusal } from './answer.js';
+import { HttpRoutes, addresses } from './http.js';
+import { Typist, isOfPartial, partialOf } from './typist.js';
+
+export { ChatrtError };
+
+const NUM_LANES = 16; // as many answers run at once on one connection; further ones wait
+const FIRST_RETRY_MS = 200;
+const LONGEST_RETRY_MS = 8000;
+const FATAL = new Set([401, 403]); // a refusal that trying again does not change
+const OPEN = 1;
+
+/** A connected client. Rejects where the server cannot be reached, or refuses the key. */
+export async function connect(options = {}) {
+  const client = new Client(options);
+  await client.ready;
+  return client;
+}
+
+/** One server. `ready` settles once the first connection stands, or cannot be had. */
+export class Client {
+  #options;
+  #urls;
+  #http;
+  #socket = null;
+  #state = 'connecting';
+  #attempt = 0;
+  #retry = 0;
+  #free = Array.from({ length: NUM_LANES }, (_, index) => `lane-${NUM_LANES - 1 - index}`);
+  #lanes = new Map(); // lane → Answer | Typist
+  #queue = []; // answers that wait for a lane or for a connection
+  #asked = new Map(); // stream_id → the settlers of a request
+  #watches = new Map(); // stream_id → { id, onAnswer, answers }
+  #numAsked = 0;
+  #opened;
+
+  constructor(options = {}) {
+    this.#options = options;
+    this.#urls = addresses(options.url);
+    this.#http = new HttpRoutes(this.#urls.http, options);
+    this.ready = new Promise((resolve, reject) => (this.#opened = { resolve, reject }));
+    this.ready.catch(() => {});
+    this.#open();
+  }
+
+  /** 'connecting', 'open', 'reconnecting' or 'closed'; `onState` hears of each change. */
+  get state() {
+    return this.#state;
+  }
+
+  /** Begins a turn: the fields of `response.create`. `typed` is what was typed of it ahead. */
+  stream(request, { typed = null } = {}) {
+    const answer = new Answer(this, typeof request === 'string' ? { input: request } : request);
+    if (this.#state === 'closed') {
+      answer.fail(new ChatrtError('the client is closed', { code: 'closed' }));
+      return answer;
+    }
+    answer.lane = typed?.hand() ?? null;
+    if (answer.lane) this.#lanes.set(answer.lane, answer);
+    this.#queue.push(answer);
+    this.#pump();
+    return answer;
+  }
+
+  /** A turn as a whole: resolves with the response object once it ended. */
+  send(request, options) {
+    return this.stream(request, options).finished;
+  }
+
+  /** Goes on with a response that runs, or ended a moment ago: all its events, or those behind. */
+  resume(responseId, afterSequenceNumber = -1) {
+    const answer = new Answer(this, null, responseId);
+    answer.lastSequenceNumber = afterSequenceNumber;
+    this.#queue.push(answer);
+    this.#pump();
+    return answer;
+  }
+
+  cancel(answer) {
+    if (answer.ended) return;
+    const waits = this.#queue.indexOf(answer);
+    if (waits >= 0 && answer.id === null) {
+      this.#queue.splice(waits, 1);
+      this.#release(answer);
+      answer.fail(new ChatrtError('stopped before it was sent', { code: 'cancelled' }));
+      return;
+    }
+    const named = answer.id ? { response_id: answer.id } : { stream_id: answer.lane };
+    if (!this.#write({ type: 'response.cancel', ...named })) answer.cancelAsked = true;
+  }
+
+  typeAhead() {
+    return new Typist(this);
+  }
+
+  /** For a typist: sends a partial; false while there is no connection or no lane for it. */
+  sendPartial(typist, request) {
+    if (this.#socket?.readyState !== OPEN) return false;
+    typist.lane ??= this.#free.pop() ?? null;
+    if (typist.lane === null) return false;
+    this.#lanes.set(typist.lane, typist);
+    return this.#write(partialOf(request, typist.lane));
+  }
+
+  /** Answers of a conversation that others began, or that ran before: `onAnswer(answer)` for each. */
+  async watch(conversationId, onAnswer) {
+    const lane = `watch-${this.#numAsked++}`;
+    const watch = { id: conversationId, onAnswer, answers: new Map() };
+    const replied = this.#ask({ type: 'chatrt.conversation.subscribe', id: conversationId }, lane);
+    this.#watches.set(lane, watch);
+    try {
+      await replied;
+    } catch (error) {
+      this.#watches.delete(lane);
+      throw error;
+    }
+    return () => this.#watches.delete(lane);
+  }
+
+  async createConversation(title) {
+    const named = title ? { title } : {};
+    return (await this.#ask({ type: 'chatrt.conversation.create', ...named })).conversation;
+  }
+
+  async renameConversation(id, title) {
+    const message = { type: 'chatrt.conversation.update', id, title };
+    return (await this.#ask(message)).conversation;
+  }
+
+  async models() {
+    return (await this.#http.call('GET', '/models')).data;
+  }
+
+  async conversations(query = '') {
+    const suffix = query ? `?q=${encodeURIComponent(query)}` : '';
+    return (await this.#http.call('GET', `/conversations${suffix}`)).data;
+  }
+
+  async items(id) {
+    return (await this.#http.call('GET', `/conversations/${encodeURIComponent(id)}/items`)).data;
+  }
+
+  async turns(id) {
+    return (await this.#http.call('GET', `/conversations/${encodeURIComponent(id)}/turns`)).data;
+  }
+
+  response(id) {
+    return this.#http.call('GET', `/responses/${encodeURIComponent(id)}`);
+  }
+
+  deleteConversation(id) {
+    return this.#http.call('DELETE', `/conversations/${encodeURIComponent(id)}`);
+  }
+
+  deleteResponse(id) {
+    return this.#http.call('DELETE', `/responses/${encodeURIComponent(id)}`);
+  }
+
+  /** Tries to reconnect now instead of at the end of the pause. */
+  retryNow() {
+    if (this.#state === 'reconnecting' && !this.#socket) this.#open();
+  }
+
+  /** Ends the connection; what runs ends with `closed`, and on the server after its grace. */
+  close() {
+    this.#end(new ChatrtError('the client is closed', { code: 'closed' }));
+  }
+
+  // The connection ------------------------------------------------------------------------------
+
+  #open() {
+    clearTimeout(this.#retry);
+    const { apiKey } = this.#options;
+    const Socket = this.#options.WebSocket ?? globalThis.WebSocket;
+    const offered = ['realtime', ...(apiKey ? [`openai-insecure-api-key.${apiKey}`] : [])];
+    let socket;
+    try {
+      socket = new Socket(this.#urls.socket, offered);
+    } catch {
+      this.#end(new ChatrtError('this cannot be an API key', { code: 'invalid_api_key' }));
+      return;
+    }
+    this.#socket = socket;
+    socket.onopen = () => this.#stands();
+    socket.onmessage = ({ data }) => this.#route(JSON.parse(data));
+    socket.onclose = () => {
+      if (this.#socket === socket) this.#lost();
+    };
+    socket.onerror = () => {}; // a close follows
+  }
+
+  #stands() {
+    this.#attempt = 0;
+    this.#setState('open');
+    this.#opened.resolve(this);
+    for (const answer of new Set(this.#lanes.values())) {
+      if (answer instanceof Answer && answer.id !== null) this.#resume(answer);
+    }
+    this.#pump(); // first resumed, then subscribed: what is received already is not sent twice
+    for (const [lane, { id }] of this.#watches) {
+      this.#ask({ type: 'chatrt.conversation.subscribe', id }, lane).catch(() => {});
+    }
+  }
+
+  async #lost() {
+    this.#socket = null;
+    const wasOpen = this.#state === 'open';
+    const lost = new ChatrtError('the connection was lost', { code: 'connection_lost' });
+    for (const { reject } of this.#asked.values()) reject(lost);
+    this.#asked.clear();
+    for (const [lane, holder] of this.#lanes) {
+      if (holder instanceof Typist) {
+        this.#lanes.delete(lane);
+        this.#free.push(holder.hand());
+      } else if (holder.id === null && !this.#queue.includes(holder)) {
+        this.#release(holder);
+        holder.fail(lost); // the server drops what it could not tell us the name of
+      }
+    }
+    for (const watch of this.#watches.values()) {
+      // What was only watched goes on as a response of ours, behind what was seen of it.
+      for (const answer of watch.answers.values()) this.#queue.unshift(answer);
+      watch.answers.clear();
+    }
+    if (!wasOpen) {
+      const error = await this.#why();
+      if (this.#state === 'closed') return;
+      if (FATAL.has(error.status) || this.#state === 'connecting') return this.#end(error);
+    }
+    const delayMs = Math.min(FIRST_RETRY_MS * 2 ** this.#attempt++, LONGEST_RETRY_MS);
+    const retryMs = delayMs * (0.5 + Math.random() / 2); // not all clients in the same moment
+    this.#retry = setTimeout(() => this.#open(), retryMs);
+    this.#setState('reconnecting', { retryMs });
+  }
+
+  /** Why no socket opened, which browsers do not tell: what the server says to a plain request. */
+  async #why() {
+    try {
+      await this.models();
+    } catch (error) {
+      return error;
+    }
+    return new ChatrtError('the server takes no WebSocket here', { code: 'server_unavailable' });
+  }
+
+  #end(error) {
+    clearTimeout(this.#retry);
+    const socket = this.#socket;
+    this.#socket = null;
+    socket?.close();
+    this.#opened.reject(error);
+    for (const { reject } of this.#asked.values()) reject(error);
+    for (const holder of [...this.#lanes.values(), ...this.#queue]) {
+      if (holder instanceof Answer) holder.fail(error);
+      else holder.hand();
+    }
+    for (const { answers } of this.#watches.values()) answers.forEach((one) => one.fail(error));
+    for (const kept of [this.#asked, this.#lanes, this.#watches]) kept.clear();
+    this.#queue.length = 0;
+    this.#setState('closed', { error });
+  }
+
+  #setState(state, details = {}) {
+    if (state === this.#state && state !== 'reconnecting') return;
+    this.#state = state;
+    this.#options.onState?.(state, details);
+  }
+
+  #write(message) {
+    if (this.#socket?.readyState !== OPEN) return false;
+    this.#socket.send(JSON.stringify(message));
+    return true;
+  }
+
+  // Answers -------------------------------------------------------------------------------------
+
+  #pump() {
+    while (this.#queue.length > 0 && this.#socket?.readyState === OPEN) {
+      const [answer] = this.#queue;
+      answer.lane ??= this.#free.pop() ?? null;
+      if (answer.lane === null) return;
+      this.#queue.shift();
+      this.#lanes.set(answer.lane, answer);
+      if (answer.id !== null) this.#resume(answer);
+      else this.#write({ ...answer.request, type: 'response.create', stream_id: answer.lane });
+    }
+  }
+
+  #resume(answer) {
+    const after = answer.lastSequenceNumber;
+    this.#write({
+      type: 'chatrt.resume',
+      response_id: answer.id,
+      stream_id: answer.lane,
+      ...(after >= 0 && { after_sequence_number: after }),
+    });
+    if (answer.cancelAsked) this.#write({ type: 'response.cancel', response_id: answer.id });
+  }
+
+  #release(answer) {
+    if (answer.lane === null || this.#lanes.get(answer.lane) !== answer) return;
+    this.#lanes.delete(answer.lane);
+    this.#free.push(answer.lane);
+    this.#pump();
+  }
+
+  #route(event) {
+    const lane = event.stream_id;
+    const asked = this.#asked.get(lane);
+    if (asked && (event.type === 'error' || event.type.startsWith('chatrt.'))) {
+      this.#asked.delete(lane);
+      if (event.type === 'error') asked.reject(refusal(event.error, event.status));
+      else asked.resolve(event);
+      return;
+    }
+    const watch = this.#watches.get(lane);
+    if (watch) return this.#watched(watch, event);
+    const holder = this.#lanes.get(lane);
+    if (holder instanceof Typist || (holder && isOfPartial(event))) {
+      // A question overtakes the partial before it: told apart by the mark, never by the order.
+      if (holder instanceof Typist && TERMINAL.has(event.type)) holder.settle();
+      return;
+    }
+    if (!holder) return; // its answer has ended: a cancel that came too late
+    if (event.type === 'error') this.#refused(holder, event);
+    else holder.take(event);
+    if (TERMINAL.has(event.type)) this.#release(holder);
+  }
+
+  #watched(watch, event) {
+    const id = event.response?.id ?? event.response_id;
+    if (!id) return;
+    let answer = watch.answers.get(id);
+    if (!answer && event.type === 'response.created') {
+      answer = new Answer(this, null, id);
+      watch.answers.set(id, answer);
+      watch.onAnswer(answer);
+    }
+    answer?.take(event);
+    if (TERMINAL.has(event.type)) watch.answers.delete(id);
+  }
+
+  #refused(answer, event) {
+    const error = refusal(event.error, event.status);
+    if (answer.id !== null && error.code === 'response_not_found') this.#recover(answer, error);
+    else if (answer.id === null || error.code !== 'response_already_in_flight') answer.fail(error);
+  }
+
+  /** The events are no longer held: what the server stored of the answer is its end. */
+  async #recover(answer, error) {
+    try {
+      const response = await this.response(answer.id);
+      const parts = response.output.flatMap((item) => item.content);
+      const text = parts.map((part) => part.text).join('');
+      if (response.status === 'in_progress' || !text.startsWith(answer.text)) throw error;
+      const delta = text.slice(answer.text.length);
+      if (delta) answer.take({ type: DELTA, delta, response_id: answer.id });
+      const end = { completed: 'completed', failed: 'failed' }[response.status] ?? 'incomplete';
+      answer.take({ type: `response.${end}`, response });
+    } catch (reason) {
+      answer.fail(reason instanceof ChatrtError ? reason : error);
+    }
+  }
+
+  #ask(message, lane = `ask-${this.#numAsked++}`) {
+    return new Promise((resolve, reject) => {
+      if (this.#write({ ...message, stream_id: lane })) this.#asked.set(lane, { resolve, reject });
+      else reject(new ChatrtError('there is no connection', { code: 'connection_lost' }));
+    });
+  }
+}
