@@ -108,6 +108,16 @@ class HttpRoutes:
             await self._call("GET", f"/v1/conversations/{quote(conversation_id, safe='')}/items")
         )
 
+    async def turns(self, conversation_id: str) -> list[dict[str, Any]]:
+        """All turns of a conversation in all its branches, the oldest first.
+
+        Each has `id`, `previous_response_id` (the turn that it follows, None for a first one),
+        `created_at`, `status`, and the messages of its `input` and `output`.
+        """
+        return _data(
+            await self._call("GET", f"/v1/conversations/{quote(conversation_id, safe='')}/turns")
+        )
+
     async def delete_conversation(self, conversation_id: str) -> None:
         """Delete a conversation, its text and its cache."""
         await self._call("DELETE", f"/v1/conversations/{quote(conversation_id, safe='')}")

@@ -152,6 +152,9 @@ class Routes:
             case ("GET", [conversation_id, "items"]):
                 items = await self._service.conversation_items(conversation_id, key_id)
                 return json_reply(_list(items))
+            case ("GET", [conversation_id, "turns"]):
+                turns = await self._service.conversation_turns(conversation_id, key_id)
+                return json_reply(_list(turns))
             case ("DELETE", [conversation_id]):
                 await self._service.conversation_delete(conversation_id, key_id)
                 deleted = {"object": "conversation.deleted", "deleted": True}

@@ -118,6 +118,10 @@ class Service(Protocol):
         """The messages along the newest branch, oldest first, as the API's items."""
         ...
 
+    async def conversation_turns(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
+        """All turns of all branches, the oldest first, each with the turn that it follows."""
+        ...
+
     async def conversation_list(self, query: str | None, key_id: str) -> list[dict[str, Any]]:
         """Conversations, newest first; those with `query` in title or text, if it is given."""
         ...

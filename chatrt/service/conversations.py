@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from chatrt.errors import NotFound, StoreError
+from chatrt.service.responses import turn_body
 from chatrt.store import StoredConversation
 from chatrt.store.records import turn_items
 from chatrt.wire.ids import new_conversation_id
@@ -114,6 +115,22 @@ class Conversations:
         newest = await self.newest(conversation_id, key_id)
         turns = await self._history.known_chain(newest, key_id)
         return [item.as_dict() for turn in turns for item in turn_items(turn)]
+
+    async def turns(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
+        """All turns of all branches, the oldest first.
+
+        Raises:
+            NotFound: There is no such conversation.
+        """
+        await self.require(conversation_id, key_id)
+        stored: list[StoredTurn] = []
+        if self._store is not None and conversation_id not in self._unstored:
+            stored = await asyncio.to_thread(self._store.turns, conversation_id, key_id)
+        # What is in memory came behind what only the store has: the oldest leave memory first.
+        recent = self._history.turns_of(conversation_id)
+        held = {turn.response_id for turn in recent}
+        older = [turn for turn in stored if turn.response_id not in held]
+        return [turn_body(turn) for turn in (*older, *recent)]
 
     async def newest(self, conversation_id: str, key_id: str) -> str | None:
         """The id of the conversation's last turn, None while it is empty.

@@ -104,6 +104,10 @@ class DeferredService:
         """See the interface."""
         return await self._loaded.conversation_items(conversation_id, key_id)
 
+    async def conversation_turns(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
+        """See the interface."""
+        return await self._loaded.conversation_turns(conversation_id, key_id)
+
     async def conversation_list(self, query: str | None, key_id: str) -> list[dict[str, Any]]:
         """See the interface."""
         return await self._loaded.conversation_list(query, key_id)

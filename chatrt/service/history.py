@@ -126,8 +126,12 @@ class History:
 
     def of_conversation(self, conversation_id: str) -> list[str]:
         """Ids of the turns in memory that belong to a conversation."""
+        return [turn.response_id for turn in self.turns_of(conversation_id)]
+
+    def turns_of(self, conversation_id: str) -> list[StoredTurn]:
+        """The turns in memory that belong to a conversation, as they came."""
         turns = self._turns.values()
-        return [turn.response_id for turn in turns if turn.conversation_id == conversation_id]
+        return [turn for turn in turns if turn.conversation_id == conversation_id]
 
     async def _find(self, response_id: str, key_id: str) -> StoredTurn | None:
         turn = self._turns.get(response_id)

@@ -1,4 +1,4 @@
-"""Response objects of turns that are over, made from what the store kept.
+"""What the API says of turns that are over, made from what the store kept.
 
 Knows: stored turns. Does not know: the engine, logs, sockets.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from chatrt.service.prompts import PREFILLED
+from chatrt.store.records import turn_items
 from chatrt.wire.events import ResponseFields, message_item, response_body
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _REASONS = {"incomplete": "max_output_tokens", "cancelled": "cancelled"}
 def stored_response(turn: StoredTurn) -> dict[str, Any]:
     """The response object as it was in the turn's terminal event, its figures included."""
     fields = msgspec.json.decode(turn.params_json, type=ResponseFields)
-    status = "completed" if turn.status == PREFILLED else turn.status
+    status = _status(turn)
     output = []
     if turn.status != PREFILLED:
         done: Literal["completed", "incomplete"]
@@ -40,3 +41,21 @@ def stored_response(turn: StoredTurn) -> dict[str, Any]:
         "usage": msgspec.json.decode(turn.usage_json),
         "chatrt": msgspec.json.decode(turn.timing_json),
     }
+
+
+def turn_body(turn: StoredTurn) -> dict[str, Any]:
+    """A turn as a conversation lists it: what was said, and which turn it follows."""
+    items = turn_items(turn)
+    return {
+        "id": turn.response_id,
+        "object": "chatrt.turn",
+        "previous_response_id": turn.parent_id,
+        "created_at": turn.created_at,
+        "status": _status(turn),
+        "input": [item.as_dict() for item in items if not item.is_answer],
+        "output": [item.as_dict() for item in items if item.is_answer],
+    }
+
+
+def _status(turn: StoredTurn) -> str:
+    return "completed" if turn.status == PREFILLED else turn.status

@@ -13,11 +13,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from chatrt.errors import ChatrtError, InvalidValue, NotFound, StoreError
-from chatrt.service.answer import Answer, check_unanswered
+from chatrt.service.answer import Answer
 from chatrt.service.conversations import Conversations
 from chatrt.service.history import History
 from chatrt.service.live import LiveBoard
 from chatrt.service.measured import Measured
+from chatrt.service.placing import place
 from chatrt.service.prompts import PromptPlanner
 from chatrt.service.recent import RecentLogs
 from chatrt.service.requests import RequestReader, num_drafts
@@ -101,7 +102,9 @@ class ChatService:
         """Begin a turn; returns as soon as its log exists, events follow in the log."""
         self._requests.check_model(message.model)
         sampling = self._requests.sampling(message)
-        conversation_id, chain = await self._place(message, context.key_id)
+        conversation_id, chain = await place(
+            message, context.key_id, self._conversations, self._history, self._answers.values()
+        )
         ask = self._requests.ask(message, sampling)
         planned = await self._plan(ask, chain)
         response_id = new_response_id()
@@ -272,6 +275,10 @@ class ChatService:
         """The messages along the newest branch, oldest first."""
         return await self._conversations.items(conversation_id, key_id)
 
+    async def conversation_turns(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
+        """All turns of all branches, the oldest first, each with the turn that it follows."""
+        return await self._conversations.turns(conversation_id, key_id)
+
     async def conversation_list(self, query: str | None, key_id: str) -> list[dict[str, Any]]:
         """Conversations, newest first."""
         return await self._conversations.listed(query, key_id)
@@ -302,21 +309,6 @@ class ChatService:
         return await self._live.read(key_id, self._answers.values(), sockets)
 
     # Steps of a turn -----------------------------------------------------------------------------
-
-    async def _place(
-        self, message: ResponseCreate, key_id: str
-    ) -> tuple[str | None, list[StoredTurn]]:
-        """The conversation that the turn belongs to, and the turns before it."""
-        if message.conversation is not None:
-            parent_id = await self._conversations.newest(message.conversation, key_id)
-            if not message.partial:
-                check_unanswered(self._answers.values(), message.conversation)
-            chain = [] if parent_id is None else await self._history.chain(parent_id, key_id)
-            return message.conversation, chain
-        if message.previous_response_id is None:
-            return None, []
-        chain = await self._history.chain(message.previous_response_id, key_id)
-        return chain[-1].conversation_id, chain
 
     async def _plan(self, ask: Ask, chain: Sequence[StoredTurn]) -> PlannedPrompt:
         if self._planner.num_chars(ask, chain) <= _INLINE_CHARS:

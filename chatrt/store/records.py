@@ -79,13 +79,17 @@ class StoredConversation:
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """One message of a transcript, with the turn that it belongs to."""
+    """One message of a transcript, with the turn that it belongs to.
+
+    `is_answer`: the turn answered with it. Its input may have messages of that role, too.
+    """
 
     item_id: str
     role: str
     text: str
     response_id: str
     complete: bool = True
+    is_answer: bool = False
 
     def as_dict(self) -> dict[str, object]:
         """The item in the API's form."""
@@ -137,7 +141,8 @@ def turn_items(turn: StoredTurn) -> list[StoredItem]:
     ]
     if turn.text:
         complete = turn.status == "completed"
-        items.append(StoredItem(stem, "assistant", turn.text, turn.response_id, complete))
+        answer = StoredItem(stem, "assistant", turn.text, turn.response_id, complete, True)
+        items.append(answer)
     return items
 
 

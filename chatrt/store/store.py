@@ -69,6 +69,7 @@ ORDER BY c.updated_at DESC, c.rowid DESC
 _TURN_IDS = (
     "SELECT response_id FROM turns WHERE conversation_id = ? AND key_id = ? ORDER BY created_at"
 )
+_TURNS = f"SELECT {_NAMES} FROM turns WHERE conversation_id = ? AND key_id = ? ORDER BY rowid"
 _BELOW = """
 WITH RECURSIVE below (id) AS (
     SELECT :id UNION
@@ -262,6 +263,10 @@ class Store:
     def turn_ids(self, conversation_id: str, key_id: str) -> list[str]:
         """Response ids of a conversation's turns, oldest first; none of another key's."""
         return [row[0] for row in self._read(_TURN_IDS, (conversation_id, key_id))]
+
+    def turns(self, conversation_id: str, key_id: str) -> list[StoredTurn]:
+        """All turns of a conversation, in the order in which they were saved."""
+        return [_turn(row) for row in self._read(_TURNS, (conversation_id, key_id))]
 
     def newest_response_id(self, conversation_id: str, key_id: str) -> str | None:
         """The conversation's last turn, or None while it is empty.

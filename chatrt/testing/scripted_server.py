@@ -9,12 +9,11 @@ Source: PROTOCOL 1 to 4.
 from __future__ import annotations
 
 import asyncio
-import copy
 import http
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -32,6 +31,7 @@ from chatrt.testing.scripted_answer import (
     play,
     response_object,
 )
+from chatrt.testing.scripted_turn import ScriptedTurn
 
 __all__ = ["CONTEXT_TOKENS", "Script", "ScriptedAnswer", "ScriptedServer"]
 
@@ -39,27 +39,6 @@ CONTEXT_TOKENS = 8192
 
 
 Script = Callable[[dict[str, Any]], ScriptedAnswer]
-
-
-@dataclass(slots=True)
-class _Turn:
-    response: dict[str, Any]
-    conversation_id: str | None
-    parent_id: str | None
-    user_text: str
-    events: list[dict[str, Any]] = field(default_factory=list)
-    survives: bool = False
-    grew: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def add(self, event: dict[str, Any]) -> None:
-        # Copied: the response object in it goes on to change.
-        self.events.append(copy.deepcopy(event))
-        self.grew.set()
-        self.grew = asyncio.Event()
-
-    @property
-    def text(self) -> str:
-        return "".join(item["content"][0]["text"] for item in self.response["output"])
 
 
 @dataclass(slots=True)
@@ -87,7 +66,7 @@ class ScriptedServer:
         self._port = 0
         self._server: Server | None = None
         self._counter = itertools.count(1)
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[str, ScriptedTurn] = {}
         self._conversations: dict[str, _Conversation] = {}
         self._running: dict[str, tuple[str | None, asyncio.Event]] = {}
         self._surviving: set[asyncio.Task[None]] = set()
@@ -224,18 +203,21 @@ class ScriptedServer:
         self._surviving.add(task)
         task.add_done_callback(self._surviving.discard)
 
-    def _open_turn(self, message: dict[str, Any], parent_id: str | None) -> _Turn:
+    def _open_turn(self, message: dict[str, Any], parent_id: str | None) -> ScriptedTurn:
         parent = self._turns.get(parent_id or "")
         conversation_id = parent.conversation_id if parent else message.get("conversation")
+        conversation = self._conversations.get(conversation_id or "")
+        if parent is None and conversation is not None:
+            begins = message.get("chatrt", {}).get("new_branch")
+            parent_id = None if begins else conversation.tip_id
         response_id = f"resp_{next(self._counter)}"
-        turn = _Turn(
+        turn = ScriptedTurn(
             response_object(response_id, message, parent_id),
             conversation_id,
             parent_id,
             _input_text(message.get("input", "")),
         )
         self._turns[response_id] = turn
-        conversation = self._conversations.get(conversation_id or "")
         if conversation is not None:
             conversation.tip_id = response_id
         return turn
@@ -243,7 +225,7 @@ class ScriptedServer:
     async def _answer(
         self,
         connection: ServerConnection,
-        turn: _Turn,
+        turn: ScriptedTurn,
         script: ScriptedAnswer,
         lane: dict[str, str],
     ) -> None:
@@ -304,13 +286,16 @@ class ScriptedServer:
                 return {"object": "list", "data": self._list(query)}
             case ("GET", ["v1", "conversations", name, "items"]) if name in self._conversations:
                 return {"object": "list", "data": self._items(self._conversations[name])}
+            case ("GET", ["v1", "conversations", name, "turns"]) if name in self._conversations:
+                turns = [t for t in self._turns.values() if t.conversation_id == name]
+                return {"object": "list", "data": [turn.body() for turn in turns]}
             case ("DELETE", ["v1", "conversations", name]) if name in self._conversations:
                 del self._conversations[name]
                 return {"id": name, "deleted": True}
         return None
 
-    def _branch(self, conversation: _Conversation) -> list[_Turn]:
-        turns: list[_Turn] = []
+    def _branch(self, conversation: _Conversation) -> list[ScriptedTurn]:
+        turns: list[ScriptedTurn] = []
         response_id = conversation.tip_id
         while response_id is not None and response_id in self._turns:
             turns.append(self._turns[response_id])
@@ -333,22 +318,7 @@ class ScriptedServer:
         return rows[::-1]
 
     def _items(self, conversation: _Conversation) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = []
-        for turn in self._branch(conversation):
-            for role, kind, text in (
-                ("user", "input_text", turn.user_text),
-                ("assistant", "output_text", turn.text),
-            ):
-                items.append(
-                    {
-                        "type": "message",
-                        "id": f"msg_{len(items)}",
-                        "role": role,
-                        "content": [{"type": kind, "text": text}],
-                        "response_id": turn.response["id"],
-                    }
-                )
-        return items
+        return [item for turn in self._branch(conversation) for item in turn.items()]
 
 
 def _in_order(answers: Iterable[ScriptedAnswer]) -> Script:

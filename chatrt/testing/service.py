@@ -205,15 +205,13 @@ class ScriptedService:
 
     async def conversation_items(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
         """Inputs and outputs of all its responses, in order."""
+        turns = await self.conversation_turns(conversation_id, key_id)
+        return [item for turn in turns for item in (*turn["input"], *turn["output"])]
+
+    async def conversation_turns(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
+        """All its responses, in order."""
         self._conversation(conversation_id, key_id)
-        items: list[dict[str, Any]] = []
-        for response in self._turns(conversation_id):
-            for index, entry in enumerate(response.message.input):
-                part = {"type": "input_text", "text": entry.content}
-                item = {"type": "message", "role": entry.role, "content": [part]}
-                items.append({"id": f"{response.log.response_id}_{index}", **item})
-            items.extend(response.events.snapshot()["output"])
-        return items
+        return [_turn_body(response) for response in self._turns(conversation_id)]
 
     async def conversation_list(self, query: str | None, key_id: str) -> list[dict[str, Any]]:
         """Conversations of the key whose title holds `query`, newest first."""
@@ -321,3 +319,20 @@ class ScriptedService:
         if conversation is None or conversation.key_id != key_id:
             raise NotFound(f"no conversation {conversation_id}", param="conversation")
         return conversation
+
+
+def _turn_body(response: ScriptedResponse) -> dict[str, Any]:
+    response_id, asked = response.log.response_id, []
+    for index, entry in enumerate(response.message.input):
+        part = {"type": "input_text", "text": entry.content}
+        item = {"type": "message", "role": entry.role, "content": [part]}
+        asked.append({"id": f"{response_id}_{index}", **item})
+    snapshot = response.events.snapshot()
+    return {
+        "id": response_id,
+        "previous_response_id": response.parent_id,
+        "created_at": snapshot["created_at"],
+        "status": snapshot["status"],
+        "input": asked,
+        "output": snapshot["output"],
+    }

@@ -69,6 +69,7 @@ class ResponseFields:
     top_logprobs: int | None = None
     truncation: str = "disabled"
     store: bool = True
+    new_branch: bool = False
 
     @classmethod
     def of(
@@ -94,6 +95,7 @@ class ResponseFields:
             top_logprobs=sampling.top_logprobs,
             truncation=message.truncation,
             store=message.store,
+            new_branch=message.chatrt.new_branch,
         )
 
 
@@ -134,6 +136,8 @@ def response_body(
     }
     if fields.conversation_id is not None:
         body["conversation"] = {"id": fields.conversation_id}
+    if fields.new_branch:  # a watcher could not tell it from a turn behind the newest one
+        body["chatrt"] = {"new_branch": True}
     return body
 
 

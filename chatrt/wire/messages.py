@@ -54,7 +54,10 @@ class SpeculationOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChatrtOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The extension object. None means that the request left the field out."""
+    """The extension object. None means that the request left the field out.
+
+    `new_branch` begins a new first turn in the conversation, beside what is there.
+    """
 
     top_k: int | None = None
     min_p: float | None = None
@@ -68,6 +71,7 @@ class ChatrtOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool | None = None
     speculation: SpeculationOptions = SpeculationOptions()
     partial: bool = False
+    new_branch: bool = False
     timing: Literal["response", "token"] = "response"
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
     pin_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0
@@ -306,6 +310,12 @@ def _check_create(message: ResponseCreate) -> ResponseCreate:
     parent = message.previous_response_id or message.conversation
     if not message.input and parent is None and message.instructions is None:
         raise InvalidValue("input is missing", param="input")
+    if message.chatrt.new_branch and message.conversation is None:
+        raise InvalidValue(
+            "chatrt.new_branch needs a conversation to begin a branch in; previous_response_id "
+            "forks behind that response without it",
+            param="chatrt.new_branch",
+        )
     if message.partial and message.generate:
         raise InvalidValue("chatrt.partial needs generate to be false", param="chatrt.partial")
     return message

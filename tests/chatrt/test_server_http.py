@@ -110,8 +110,12 @@ async def test_conversations_are_listed_searched_read_and_deleted() -> None:
         _, items = await call(server, "GET", f"/v1/conversations/{ids[0]}/items")
         texts = [item["content"][0]["text"] for item in items["data"]]
         assert texts == ["hello there", "hello there"]
+        _, turns = await call(server, "GET", f"/v1/conversations/{ids[0]}/turns")
+        (turn,) = turns["data"]
+        assert (turn["id"], turn["previous_response_id"]) == (turns["first_id"], None)
         assert (await call(server, "DELETE", f"/v1/conversations/{ids[0]}"))[0] == 200
-        assert (await call(server, "GET", f"/v1/conversations/{ids[0]}/items"))[0] == 404
+        for of in ("items", "turns"):
+            assert (await call(server, "GET", f"/v1/conversations/{ids[0]}/{of}"))[0] == 404
 
 
 @pytest.mark.parametrize(
