@@ -44,7 +44,8 @@ export class Answer {
     this.id = id;
     this.lane = null;
     this.text = '';
-    this.response = null;
+    this.begun = null; // the response object as it began
+    this.response = null; // and as it ended
     this.error = null;
     this.lastSequenceNumber = -1;
     this.sentMs = performance.now();
@@ -86,6 +87,7 @@ export class Answer {
     if (this.ended || event.sequence_number <= this.lastSequenceNumber) return;
     this.lastSequenceNumber = event.sequence_number ?? this.lastSequenceNumber;
     this.id ??= event.response?.id ?? null;
+    this.begun ??= event.response ?? null;
     if (event.type === DELTA) {
       this.firstMs ??= performance.now();
       this.text += event.delta;

@@ -1,0 +1,244 @@
+// The page: its key, its connection, and the parts around one chat.
+//
+// Knows: how the parts are put together, the address of the page. Does not know: the wire.
+// Invariant: the key is in sessionStorage and in the client, nowhere else: not in the address, not
+// in localStorage, not in a message on the page.
+
+import { Chat } from './chat.js';
+import { connect } from './chatrt.js';
+import { announce, byId } from './dom.js';
+import { HttpRoutes, addresses } from './http.js';
+import { Sidebar } from './sidebar.js';
+import { copy } from './turn-view.js';
+
+const KEY = 'chatrt.key'; // sessionStorage: gone with the tab
+const TYPES_AHEAD = 'chatrt.types-ahead'; // localStorage: a choice, no secret
+const RETRY_MS = 1500;
+
+const prompt = byId('prompt');
+const banner = byId('banner');
+let client = null;
+let needsKey = false;
+
+const sidebar = new Sidebar({
+  open: (id) => (location.hash = id),
+  deleted: (id) => id === chat.id && newChat(),
+  failed: (error) => tellAbove(error.message),
+});
+const chat = new Chat({ onChange: showState, onTurn: () => sidebar.refresh() });
+
+function tellAbove(text, { action = null, label = '' } = {}) {
+  byId('banner-text').textContent = text;
+  banner.hidden = !text;
+  byId('banner-action').hidden = !action;
+  byId('banner-action').textContent = label;
+  byId('banner-action').onclick = action;
+}
+
+// The connection --------------------------------------------------------------------------------
+
+/** Connects as soon as the server can; asks for a key where it needs one. */
+async function start() {
+  const apiKey = sessionStorage.getItem(KEY);
+  try {
+    // Asked before a socket is opened: browsers do not say why one was refused.
+    const { data } = await new HttpRoutes(addresses().http, { apiKey }).call('GET', '/models');
+    byId('model').textContent = data[0]?.id ?? '';
+    client = await connect({ apiKey, onState });
+  } catch (error) {
+    return error.status === 401 ? askForKey(apiKey !== null) : tryLater(error);
+  }
+  needsKey = apiKey !== null;
+  byId('sign-in').hidden = true;
+  byId('app').hidden = false;
+  byId('sign-out').hidden = !needsKey;
+  tellAbove('');
+  chat.use(client);
+  sidebar.use(client);
+  showState();
+  await openNamed();
+  prompt.focus();
+}
+
+function tryLater(error) {
+  byId('app').hidden = false;
+  tellAbove(error.status === 503 ? 'The model is loading…' : `${error.message}. Trying again…`);
+  setTimeout(start, RETRY_MS);
+}
+
+function onState(state, { retryMs }) {
+  if (state === 'open') {
+    if (!banner.hidden) announce('Connected again');
+    tellAbove('');
+    sidebar.refresh();
+    chat.catchUp();
+  }
+  if (state === 'reconnecting') {
+    const seconds = Math.max(1, Math.round(retryMs / 1000));
+    const label = 'Try now';
+    tellAbove(`The connection was lost. Trying again in ${seconds} s; nothing is lost.`, {
+      action: () => client?.retryNow(),
+      label,
+    });
+  }
+  if (state === 'closed' && client) signOut({ wrong: true });
+  showState();
+}
+
+function askForKey(wrong) {
+  sessionStorage.removeItem(KEY);
+  byId('app').hidden = true;
+  byId('sign-in').hidden = false;
+  byId('key-error').textContent = wrong ? 'The server does not take this key.' : '';
+  byId('key').setAttribute('aria-invalid', String(wrong));
+  byId('key').focus();
+}
+
+byId('key-form').onsubmit = (event) => {
+  event.preventDefault();
+  const key = byId('key').value.trim();
+  byId('key').value = '';
+  if (!key) return;
+  sessionStorage.setItem(KEY, key);
+  start();
+};
+
+function signOut({ wrong = false } = {}) {
+  const left = client;
+  client = null;
+  left?.close();
+  sessionStorage.clear();
+  prompt.value = '';
+  chat.clear();
+  chat.use(null);
+  sidebar.use(null);
+  history.replaceState(null, '', location.pathname);
+  askForKey(wrong);
+}
+byId('sign-out').onclick = () => signOut();
+
+for (const event of ['online', 'pageshow']) addEventListener(event, () => client?.retryNow());
+document.addEventListener('visibilitychange', () => {
+  if (!document.hidden) client?.retryNow();
+});
+
+// Conversations ---------------------------------------------------------------------------------
+
+/** Opens the conversation that the address names; an id is no key. */
+async function openNamed() {
+  const id = location.hash.slice(1);
+  if (!client || id === (chat.id ?? '')) return;
+  closeDrawer();
+  if (!id) return chat.clear();
+  try {
+    await chat.open(id);
+  } catch (error) {
+    history.replaceState(null, '', location.pathname);
+    chat.clear();
+    tellAbove(error.status === 404 ? 'This conversation does not exist any more.' : error.message);
+  }
+}
+addEventListener('hashchange', openNamed);
+
+function newChat() {
+  history.pushState(null, '', location.pathname);
+  chat.clear();
+  closeDrawer();
+  prompt.focus();
+}
+byId('new-chat').onclick = newChat;
+
+function showState({ id, running: turn } = chat) {
+  const running = turn !== null;
+  byId('stop').hidden = !running;
+  byId('send').hidden = running;
+  byId('send').disabled = client?.state !== 'open';
+  if (id && location.hash.slice(1) !== id) history.pushState(null, '', `#${id}`);
+  byId('turns').classList.toggle('busy', running);
+  sidebar.mark(id);
+}
+
+// The prompt ------------------------------------------------------------------------------------
+
+async function send() {
+  const text = prompt.value;
+  if (!text.trim() || chat.running || client?.state !== 'open') return;
+  prompt.value = '';
+  fit();
+  try {
+    await chat.send(text);
+  } catch (error) {
+    if (!prompt.value) prompt.value = text; // it was not sent: nothing is lost
+    fit();
+    tellAbove(error.message);
+  }
+}
+
+/** As high as its text, where the style sheet cannot say so. */
+function fit() {
+  if (CSS.supports('field-sizing', 'content')) return;
+  prompt.style.height = 'auto';
+  prompt.style.height = `${prompt.scrollHeight}px`;
+}
+
+byId('prompt-form').onsubmit = (event) => {
+  event.preventDefault();
+  send();
+};
+prompt.onkeydown = (event) => {
+  if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+};
+const typesAhead = byId('types-ahead');
+typesAhead.checked = localStorage.getItem(TYPES_AHEAD) !== 'no';
+typesAhead.onchange = () => {
+  localStorage.setItem(TYPES_AHEAD, typesAhead.checked ? 'yes' : 'no');
+  if (!typesAhead.checked) chat.typing('');
+};
+prompt.oninput = () => {
+  fit();
+  if (typesAhead.checked) chat.typing(prompt.value);
+};
+byId('stop').onclick = () => {
+  chat.stop();
+  prompt.focus();
+};
+
+// Everything else -------------------------------------------------------------------------------
+
+const drawer = byId('sidebar');
+const opener = byId('open-drawer');
+
+function closeDrawer() {
+  drawer.classList.remove('open');
+  opener.setAttribute('aria-expanded', 'false');
+}
+opener.onclick = () => {
+  const isOpen = drawer.classList.toggle('open');
+  opener.setAttribute('aria-expanded', String(isOpen));
+  if (isOpen) byId('new-chat').focus();
+};
+byId('shade').onclick = closeDrawer;
+
+addEventListener('keydown', (event) => {
+  if (event.key !== 'Escape' || event.isComposing) return;
+  if (drawer.classList.contains('open')) {
+    closeDrawer();
+    opener.focus();
+  } else {
+    chat.stop();
+  }
+});
+
+byId('skip').onclick = (event) => {
+  event.preventDefault(); // the address names a conversation, and nothing else
+  prompt.focus();
+};
+
+byId('turns').addEventListener('click', ({ target }) => {
+  const code = target.closest('.code');
+  if (code && target.classList.contains('copy')) copy(target, code.querySelector('code').textContent);
+});
+
+start();

@@ -1,0 +1,233 @@
+// One conversation: what is sent, what streams, and which branch is shown.
+//
+// Knows: the client, the tree, the transcript. Does not know: keys, the list of conversations.
+// Invariant: at most one answer of ours runs; its id is kept for this tab, so that a reload goes on
+// with it. A turn that others began is shown as it streams, and becomes whole once it has ended.
+
+import { cleanLine } from './clean.js';
+import { announce } from './dom.js';
+import { Transcript } from './transcript.js';
+import { Tree, Turn } from './tree.js';
+
+const RUNNING = 'chatrt.running'; // sessionStorage: the answer that this tab waits for
+const MAX_TITLE = 60;
+
+export class Chat {
+  #client = null;
+  #events;
+  #tree = new Tree();
+  #transcript;
+  #typist = null;
+  #stopWatch = () => {};
+  #opening = 0;
+
+  /** `events.onChange()` hears of changes of `id` and `running`, `onTurn()` of turns that ended. */
+  constructor(events) {
+    this.#events = events;
+    this.id = null;
+    this.running = null;
+    this.#transcript = new Transcript({
+      edit: (turn, text) => this.#branch(turn, text),
+      regenerate: (turn) => this.#branch(turn, turn.question),
+      step: (turn, by) => this.#step(turn, by),
+      details: (turn) => this.#client.response(turn.id),
+    });
+    this.#show();
+  }
+
+  /** Uses `client` from now on, null for none. */
+  use(client) {
+    this.#client = client;
+    this.#typist = client?.typeAhead() ?? null;
+  }
+
+  /** An empty chat; its conversation begins with the first message. */
+  clear() {
+    this.#opening += 1;
+    this.#stopWatch();
+    this.#stopWatch = () => {};
+    this.id = null;
+    this.running = null;
+    this.#typist?.drop();
+    this.#tree = new Tree();
+    this.#show();
+    this.#transcript.toEnd();
+  }
+
+  /** Shows a conversation, and goes on with what runs in it. Rejects where there is none. */
+  async open(id) {
+    const opening = ++this.#opening;
+    const listed = await this.#client.turns(id);
+    if (opening !== this.#opening) return; // another one was opened meanwhile
+    this.clear();
+    this.id = id;
+    const ended = listed.filter((turn) => turn.status !== 'in_progress');
+    this.#tree = Tree.of(ended);
+    this.#show();
+    this.#transcript.toEnd();
+    this.#goOn();
+    await this.#watch();
+  }
+
+  /** Brings in what happened in the conversation while nobody told us. */
+  async catchUp() {
+    const { id } = this;
+    if (id) await this.#merge(id);
+  }
+
+  /** Sends `text` behind the branch that is shown. */
+  async send(text) {
+    if (!this.id && !(await this.#begin(text))) return;
+    this.#ask(text, this.#tree.parentOfNext, { typed: this.#typist });
+  }
+
+  /** What stands in the prompt so far, to be read ahead; an empty text forgets what waits. */
+  typing(text) {
+    if (!text.trim() || this.running) return this.#typist?.drop();
+    this.#typist?.type(requestFor(text, this.#tree.parentOfNext, null));
+  }
+
+  /** Stops the answer that runs; what there is of it stays. */
+  stop() {
+    this.running?.answer.cancel();
+  }
+
+  async #begin(text) {
+    const opening = this.#opening;
+    const { id } = await this.#client.createConversation(cleanLine(text).slice(0, MAX_TITLE));
+    if (opening !== this.#opening) return false;
+    this.id = id;
+    this.#events.onTurn();
+    this.#watch().catch(() => {}); // it is only about what others ask
+    return true;
+  }
+
+  #ask(text, parent, { typed = null, extra = {} } = {}) {
+    const turn = this.#tree.add(new Turn({ question: text, parent }));
+    const request = requestFor(text, parent, this.id, extra);
+    this.#run(turn, this.#client.stream(request, { typed }));
+    this.#transcript.toEnd();
+  }
+
+  /** The same question again, or another one in its place, behind the same turn. */
+  #branch(turn, text) {
+    if (this.running || this.#client?.state !== 'open') return false;
+    const seed = crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
+    this.#ask(text, turn.parent, { extra: { seed } });
+    return true;
+  }
+
+  #step(turn, by) {
+    const siblings = this.#tree.siblings(turn);
+    const other = siblings[siblings.indexOf(turn) + by];
+    if (!other) return;
+    this.#tree.show(other);
+    this.#show();
+    this.#transcript.view(other).focusSwitcher(by);
+  }
+
+  /** Goes on with the answer that this tab waited for when it was reloaded. */
+  #goOn() {
+    const { conversation, id, parent, question } = stored();
+    if (conversation !== this.id || !id || this.#tree.find(id)) return;
+    const turn = new Turn({ id, question, parent: this.#tree.find(parent) });
+    this.#run(this.#tree.add(turn), this.#client.resume(id));
+  }
+
+  async #run(turn, answer) {
+    turn.answer = answer;
+    this.running = turn;
+    this.#show();
+    const { id: conversation } = this;
+    await this.#stream(turn, () => {
+      const kept = { conversation, id: turn.id, question: turn.question, parent: turn.parent?.id };
+      sessionStorage.setItem(RUNNING, JSON.stringify(kept));
+    });
+    if (stored().id === turn.id) sessionStorage.removeItem(RUNNING);
+    if (this.running === turn) this.running = null;
+    this.#events.onTurn();
+    if (this.id !== conversation) return;
+    this.#show();
+    tell(turn);
+  }
+
+  /** Follows an answer to its end; `onBegun` is called once it has an id. */
+  async #stream(turn, onBegun) {
+    const { answer } = turn;
+    try {
+      for await (const event of answer) {
+        if (turn.id === null || event.type === 'response.created') {
+          turn.id = answer.id;
+          onBegun();
+        }
+        turn.text = answer.text;
+        this.#transcript.grow(turn);
+      }
+      turn.figures = answer.response;
+      turn.status = answer.response.status;
+    } catch (error) {
+      turn.error = error;
+      turn.status = 'failed';
+    }
+    turn.text = answer.text;
+    turn.ttftMs = turn.question === null || answer.request === null ? null : answer.ttftMs;
+    turn.answer = null;
+    this.#transcript.view(turn)?.paint();
+  }
+
+  async #watch() {
+    const { id } = this;
+    const stop = await this.#client.watch(id, (answer) => this.#joined(id, answer));
+    if (this.id === id) this.#stopWatch = stop;
+    else stop();
+  }
+
+  /** An answer that somebody else began in this conversation, or this tab before its reload. */
+  async #joined(conversation, answer) {
+    if (this.id !== conversation || this.#tree.find(answer.id)) return;
+    await null; // its first event is taken behind this call
+    const { previous_response_id: before, chatrt } = answer.begun ?? {};
+    const newest = this.#tree.turns.findLast((turn) => turn.continuable) ?? null;
+    const parent = before ? this.#tree.find(before) : chatrt?.new_branch ? null : newest;
+    const turn = this.#tree.addBehind(new Turn({ id: answer.id, parent }));
+    turn.answer = answer;
+    this.#show();
+    await this.#stream(turn, () => {});
+    this.#events.onTurn();
+    await this.#merge(conversation); // what was asked is known once the turn is stored
+    if (this.id === conversation) tell(turn);
+  }
+
+  async #merge(conversation) {
+    const listed = await this.#client.turns(conversation).catch(() => []);
+    if (this.id !== conversation) return;
+    for (const turn of this.#tree.merge(listed)) this.#transcript.view(turn)?.showQuestion();
+    this.#show();
+  }
+
+  #show() {
+    this.#transcript.show(this.#tree);
+    this.#events.onChange(this);
+  }
+}
+
+/** The request for `text` behind `parent`; null there begins a new branch of the conversation. */
+function requestFor(text, parent, conversation, extra = {}) {
+  const input = [{ type: 'message', role: 'user', content: text }];
+  if (parent) return { input, previous_response_id: parent.id, chatrt: extra };
+  if (!conversation) return { input, chatrt: extra }; // half-typed: a first message of any chat
+  return { input, conversation, chatrt: { ...extra, new_branch: true } };
+}
+
+function tell(turn) {
+  const stopped = turn.status === 'cancelled' ? 'Stopped. ' : '';
+  announce(turn.error ? turn.error.message : `${stopped}Answer: ${turn.text}`);
+}
+
+function stored() {
+  try {
+    return JSON.parse(sessionStorage.getItem(RUNNING)) ?? {};
+  } catch {
+    return {};
+  }
+}

@@ -1,0 +1,102 @@
+// The list of conversations: search, open, delete.
+//
+// Knows: the client's routes. Does not know: what is in a conversation.
+// Invariant: an answer to an older search never replaces a newer one's; nothing is deleted by one
+// click alone.
+
+import { cleanLine } from './clean.js';
+import { announce, button, byId, make } from './dom.js';
+
+const PAUSE_MS = 150;
+
+export class Sidebar {
+  #client = null;
+  #list = byId('conversations');
+  #search = byId('search');
+  #asked = 0;
+  #timer = 0;
+  #current = null;
+
+  /** `actions` are `open(id)`, `deleted(id)`, `failed(error)`. */
+  constructor(actions) {
+    this.actions = actions;
+    this.#search.oninput = () => {
+      clearTimeout(this.#timer);
+      this.#timer = setTimeout(() => this.refresh(), PAUSE_MS);
+    };
+  }
+
+  use(client) {
+    this.#client = client;
+    this.#search.value = '';
+    if (client) this.refresh();
+    else this.#list.replaceChildren();
+  }
+
+  /** Marks the conversation that is shown; null for none. */
+  mark(id) {
+    this.#current = id;
+    for (const row of this.#list.children) markRow(row, id);
+  }
+
+  async refresh() {
+    if (!this.#client) return;
+    const asked = ++this.#asked;
+    let found;
+    try {
+      found = await this.#client.conversations(this.#search.value.trim());
+    } catch {
+      return; // the banner tells of a server that cannot be reached
+    }
+    if (asked !== this.#asked) return;
+    const focused = document.activeElement?.closest?.('#conversations li')?.dataset.id;
+    this.#list.replaceChildren(...found.map((conversation) => this.#row(conversation)));
+    this.mark(this.#current);
+    byId('none').hidden = found.length > 0;
+    if (focused) this.#list.querySelector(`[data-id="${CSS.escape(focused)}"] button`)?.focus();
+  }
+
+  #row({ id, title, num_turns: numTurns }) {
+    const shown = cleanLine(title ?? '') || 'Untitled';
+    const open = button(shown, () => this.actions.open(id), { className: 'open' });
+    open.dir = 'auto';
+    open.title = `${shown} (${numTurns} turn${numTurns === 1 ? '' : 's'})`;
+    const remove = button('✕', () => this.#remove(id, shown, remove), {
+      label: `Delete ${shown}`,
+      className: 'quiet delete',
+    });
+    remove.onblur = () => disarm(remove, shown);
+    return make('li', { 'data-id': id }, open, remove);
+  }
+
+  async #remove(id, title, face) {
+    if (!face.classList.contains('armed')) {
+      face.classList.add('armed');
+      face.textContent = 'Delete?';
+      face.setAttribute('aria-label', `Really delete ${title}`);
+      return;
+    }
+    try {
+      await this.#client.deleteConversation(id);
+    } catch (error) {
+      disarm(face, title);
+      this.actions.failed(error);
+      return;
+    }
+    announce(`Deleted ${title}`);
+    this.actions.deleted(id);
+    await this.refresh();
+  }
+}
+
+function disarm(face, title) {
+  face.classList.remove('armed');
+  face.textContent = '✕';
+  face.setAttribute('aria-label', `Delete ${title}`);
+}
+
+function markRow(row, id) {
+  const open = row.querySelector('.open');
+  if (row.dataset.id === id) open.setAttribute('aria-current', 'page');
+  else open.removeAttribute('aria-current');
+}

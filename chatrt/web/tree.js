@@ -1,0 +1,112 @@
+// A conversation as a tree of turns, and the branch of it that is shown.
+//
+// Knows: which turn follows which, siblings, where a next message belongs.
+// Does not know: the DOM, sockets.
+// Invariant: the shown path runs from a first turn to `tip`; a turn that no history holds (it was
+// refused, or failed) is nobody's parent.
+
+const textOf = (items, role) =>
+  items
+    .filter((item) => item.role === role)
+    .map((item) => item.content.map((part) => part.text).join(''))
+    .join('\n\n');
+
+/** One turn: a question and its answer, however far that is. */
+export class Turn {
+  constructor({ id = null, parent = null, question = null, text = '', status = 'in_progress' }) {
+    Object.assign(this, { id, parent, question, text, status });
+    this.error = null;
+    this.figures = null; // the response object as it ended, with the figures in it
+    this.answer = null; // what streams while it runs
+    this.ttftMs = null;
+  }
+
+  get running() {
+    return this.status === 'in_progress';
+  }
+
+  /** Whether a further turn can follow this one. */
+  get continuable() {
+    return this.id !== null && !this.running && this.status !== 'failed';
+  }
+}
+
+export class Tree {
+  constructor() {
+    this.turns = []; // the oldest first
+    this.tip = null;
+  }
+
+  /** The tree of the turns that a server lists. */
+  static of(listed) {
+    const tree = new Tree();
+    const known = new Map();
+    for (const { id, previous_response_id, status, input, output } of listed) {
+      const [question, text] = [textOf(input, 'user'), textOf(output, 'assistant')];
+      const parent = known.get(previous_response_id) ?? null;
+      known.set(id, tree.add(new Turn({ id, parent, question, text, status })));
+    }
+    return tree;
+  }
+
+  /** Adds a turn and shows it. */
+  add(turn) {
+    this.turns.push(turn);
+    this.tip = turn;
+    return turn;
+  }
+
+  /** Adds a turn, and shows it where the turn before it is the last one shown. */
+  addBehind(turn) {
+    const { tip } = this;
+    this.add(turn);
+    if (tip !== turn.parent) this.tip = tip; // who reads another branch stays there
+    return turn;
+  }
+
+  /** Takes over what a server lists and is not known here; the turns that changed. */
+  merge(listed) {
+    const changed = [];
+    for (const one of Tree.of(listed).turns) {
+      const known = this.find(one.id);
+      if (one.running || (known && known.question !== null)) continue;
+      const parent = one.parent && this.find(one.parent.id);
+      if (known) Object.assign(known, { parent, question: one.question });
+      else this.addBehind(Object.assign(one, { parent }));
+      changed.push(known ?? one);
+    }
+    return changed;
+  }
+
+  find(id) {
+    return this.turns.find((turn) => turn.id === id) ?? null;
+  }
+
+  /** The turns that are shown, the first one first. */
+  get path() {
+    const path = [];
+    for (let turn = this.tip; turn; turn = turn.parent) path.unshift(turn);
+    return path;
+  }
+
+  /** The turn that a next message follows; null where it is a first one. */
+  get parentOfNext() {
+    return this.path.findLast((turn) => turn.continuable) ?? null;
+  }
+
+  /** The turns behind the same parent, the oldest first; the turn itself is among them. */
+  siblings(turn) {
+    return this.turns.filter((other) => other.parent === turn.parent);
+  }
+
+  /** Shows the newest branch below `turn`. */
+  show(turn) {
+    const below = new Set([turn]);
+    this.tip = turn;
+    for (const other of this.turns) {
+      if (!below.has(other.parent)) continue; // a parent stands before its children
+      below.add(other);
+      this.tip = other;
+    }
+  }
+}

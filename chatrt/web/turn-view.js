@@ -1,0 +1,201 @@
+// One turn on the page: the question, the answer as it grows, and what can be done with both.
+//
+// Knows: the turn, its nodes. Does not know: sockets, the tree beyond the place among siblings.
+// Invariant: what is painted is the turn's text as it stands, at most once for each frame.
+// Cost: a frame's painting is measured, and where it is dear the next one waits in proportion: an
+// answer of any length leaves the machine to those who write it.
+
+import { cleanText } from './clean.js';
+import { button, make } from './dom.js';
+import { ending, lines, milliseconds, stages, summary } from './figures.js';
+import { MarkdownView } from './markdown.js';
+
+const CHEAP_MS = 4;
+const SHARE = 5; // painting takes at most about a sixth of the time
+
+export class TurnView {
+  #turn;
+  #actions;
+  #markdown;
+  #painted = null;
+  #frame = 0;
+  #idleUntilMs = 0;
+
+  /** `actions` are `edit(turn, text)`, `regenerate(turn)`, `step(turn, ±1)`, `details(turn)`. */
+  constructor(turn, actions) {
+    this.#turn = turn;
+    this.#actions = actions;
+    this.question = make('div', { className: 'question' });
+    this.body = make('div', { className: 'markdown', dir: 'auto' });
+    this.note = make('p', { className: 'note' });
+    this.foot = make('div', { className: 'foot' });
+    this.answer = make(
+      'div',
+      { className: 'answer' },
+      make('h2', { className: 'hidden' }, 'Answer'),
+      this.body,
+      this.note,
+      this.foot,
+    );
+    this.node = make('article', { className: 'turn' }, this.question, this.answer);
+    this.#markdown = new MarkdownView(this.body);
+    this.showQuestion();
+    this.paint();
+  }
+
+  showQuestion() {
+    const { question } = this.#turn;
+    const shown = question === null ? 'asked elsewhere' : cleanText(question);
+    const edit = button('Edit', () => this.#edit(), { className: 'quiet edit' });
+    this.question.replaceChildren(
+      make('h2', { className: 'hidden' }, 'You'),
+      make('div', { className: 'bubble', dir: 'auto' }, shown),
+      ...(question === null ? [] : [make('div', { className: 'tools' }, edit)]),
+    );
+  }
+
+  /** Asks for a repaint of the answer; `behind` is called when it was painted. */
+  grow(behind) {
+    if (this.#frame) return;
+    this.#frame = requestAnimationFrame(() => {
+      this.#frame = 0;
+      if (performance.now() < this.#idleUntilMs && this.#turn.running) return this.grow(behind);
+      this.paint();
+      behind();
+    });
+  }
+
+  /** Paints the turn as it stands. */
+  paint() {
+    const turn = this.#turn;
+    const startMs = performance.now();
+    if (this.#painted !== turn.text) {
+      this.#markdown.update(cleanText(turn.text), {
+        grows: this.#painted !== null && turn.text.startsWith(this.#painted),
+      });
+      this.#painted = turn.text;
+    }
+    this.answer.classList.toggle('running', turn.running);
+    this.answer.setAttribute('aria-busy', String(turn.running));
+    const tookMs = performance.now() - startMs;
+    this.#idleUntilMs = tookMs > CHEAP_MS ? performance.now() + SHARE * tookMs : 0;
+  }
+
+  /** Shows what belongs below the answer; `place` is `{at, of}` among its siblings. */
+  showFoot({ at, of }) {
+    const turn = this.#turn;
+    const told = turn.error?.message ?? (turn.figures ? ending(turn.figures) : '');
+    this.note.textContent = turn.running ? '' : told || (turn.status === 'cancelled' ? 'stopped' : '');
+    this.note.classList.toggle('error', turn.error !== null || turn.status === 'failed');
+    this.foot.replaceChildren(...this.#switcher(at, of), ...(turn.running ? [] : this.#tools()));
+  }
+
+  /** Puts the keyboard's focus on the branch switcher. */
+  focusSwitcher(direction) {
+    const wanted = this.foot.querySelector(direction < 0 ? '.before' : '.after');
+    const other = this.foot.querySelector(direction < 0 ? '.after' : '.before');
+    (wanted?.disabled ? other : wanted)?.focus();
+  }
+
+  #switcher(at, of) {
+    if (of < 2) return [];
+    const { step } = this.#actions;
+    const before = button('‹', () => step(this.#turn, -1), {
+      label: 'Previous version',
+      className: 'quiet before',
+    });
+    const after = button('›', () => step(this.#turn, 1), {
+      label: 'Next version',
+      className: 'quiet after',
+    });
+    before.disabled = at === 1;
+    after.disabled = at === of;
+    const told = make('span', { 'aria-label': `Version ${at} of ${of}` }, `${at}/${of}`);
+    return [make('span', { className: 'switcher', role: 'group', 'aria-label': 'Versions' },
+      before, told, after)];
+  }
+
+  #tools() {
+    const turn = this.#turn;
+    const tools = [];
+    if (turn.text) {
+      tools.push(button('Copy', (event) => copy(event.target, turn.text), { className: 'quiet copy' }));
+    }
+    if (turn.question !== null) {
+      const again = turn.error ? 'Try again' : 'Regenerate';
+      const act = () => this.#actions.regenerate(turn);
+      tools.push(button(again, act, { className: 'quiet regenerate' }));
+    }
+    if (turn.id !== null) tools.push(this.#details());
+    return tools;
+  }
+
+  #details() {
+    const turn = this.#turn;
+    const told = turn.figures ? summary(turn.figures, turn.ttftMs) : '';
+    const list = make('div', { className: 'figures' });
+    const details = make('details', {}, make('summary', {}, told || 'Figures'), list);
+    details.ontoggle = async () => {
+      if (!details.open || list.childElementCount > 0) return;
+      const response = turn.figures ?? (await this.#actions.details(turn));
+      list.replaceChildren(...figureRows(response, turn.ttftMs));
+    };
+    return details;
+  }
+
+  #edit() {
+    const area = make('textarea', { value: this.#turn.question, className: 'editor', dir: 'auto' });
+    area.rows = Math.min(12, this.#turn.question.split('\n').length + 1);
+    area.setAttribute('aria-label', 'Edit your message');
+    const done = () => {
+      this.showQuestion();
+      this.question.querySelector('.edit')?.focus();
+    };
+    const send = () => {
+      if (area.value.trim() && this.#actions.edit(this.#turn, area.value)) this.showQuestion();
+    };
+    area.onkeydown = (event) => {
+      if (event.isComposing) return;
+      if (event.key === 'Escape') {
+        event.stopPropagation();
+        done();
+      } else if (event.key === 'Enter' && !event.shiftKey) {
+        event.preventDefault();
+        send();
+      }
+    };
+    const tools = make(
+      'div',
+      { className: 'tools' },
+      button('Send', send, { className: 'primary' }),
+      button('Cancel', done, { className: 'quiet' }),
+    );
+    this.question.replaceChildren(make('h2', { className: 'hidden' }, 'You'), area, tools);
+    area.focus();
+  }
+}
+
+/** Puts `text` on the clipboard, and says so on the button. */
+export async function copy(face, text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    face.textContent = 'Copied';
+  } catch {
+    face.textContent = 'Cannot copy';
+  }
+  setTimeout(() => (face.textContent = 'Copy'), 1500);
+}
+
+function figureRows(response, ttftMs) {
+  const rows = lines(response, ttftMs).map(([name, words]) =>
+    make('div', { className: 'row' }, make('span', {}, name), make('span', {}, words)),
+  );
+  const found = stages(response);
+  const longest = Math.max(...found.map(([, ms]) => ms));
+  for (const [name, ms] of found) {
+    const bar = make('meter', { min: 0, max: longest, value: ms, 'aria-hidden': 'true' });
+    const words = make('span', {}, milliseconds(ms), bar);
+    rows.push(make('div', { className: 'row stage' }, make('span', {}, name), words));
+  }
+  return rows.length > 0 ? rows : [make('p', {}, 'The server kept no figures of this turn.')];
+}
