@@ -1,4 +1,4 @@
-"""The web page's files: a fixed table, read once, answered with the headers that keep the page safe.
+"""The web page's files: a fixed table, read once, and the headers that keep the page safe.
 
 Knows: the files in `chatrt/web`, their types, the browser's security headers.
 Does not know: keys, conversations, what the page does.

@@ -108,6 +108,7 @@ function signOut({ wrong = false } = {}) {
   client = null;
   left?.close();
   sessionStorage.clear();
+  byId('announcer').replaceChildren();
   prompt.value = '';
   chat.clear();
   chat.use(null);

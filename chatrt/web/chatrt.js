@@ -194,7 +194,10 @@ export class Client {
     socket.onclose = () => {
       if (this.#socket === socket) this.#lost();
     };
-    socket.onerror = () => {}; // a close follows
+    // A close follows, but not in every Node where the socket never opened.
+    socket.onerror = () => {
+      if (socket.readyState !== OPEN) socket.onclose();
+    };
   }
 
   #stands() {
@@ -351,7 +354,7 @@ export class Client {
   #refused(answer, event) {
     const error = refusal(event.error, event.status);
     if (answer.id !== null && error.code === 'response_not_found') this.#recover(answer, error);
-    else if (answer.id === null || error.code !== 'response_already_in_flight') answer.fail(error);
+    else answer.fail(error);
   }
 
   /** The events are no longer held: what the server stored of the answer is its end. */

@@ -32,12 +32,13 @@ export class MarkdownView {
     this.#settle(tail, blocks);
   }
 
-  /** A block is settled once another one stands behind it whose first line is whole. */
+  /** A block is settled once another one begins behind it, which the last line cannot change. */
   #settle(tail, blocks) {
     let last = blocks.length - 1;
     if (last < 1) return;
     const lines = tail.split('\n');
-    if (blocks[last].line === lines.length - 1) last -= 1;
+    const begins = blocks[last].line + (blocks[last].type === 'table' ? 1 : 0);
+    if (begins >= lines.length - 1) last -= 1;
     if (last < 1) return;
     for (let line = 0; line < blocks[last].line; line += 1) this.#done += lines[line].length + 1;
     this.#numDone += last;

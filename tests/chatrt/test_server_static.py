@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from chatrt.server.server import Server
 
 HOST = "127.0.0.1"
-PAGE_FILES = sorted(entry.name for entry in (files("chatrt") / "web").iterdir())
+PAGE_FILES = sorted(
+    entry.name for entry in (files("chatrt") / "web").iterdir() if entry.name != "package.json"
+)
 
 
 class Got:
@@ -124,6 +126,7 @@ async def test_what_has_not_changed_is_not_sent_again() -> None:
         "//index.html/../../__init__.py",
         "/index.html%00",
         "/__init__.py",
+        "/package.json",
         "/INDEX.HTML",
         "/.",
     ],
