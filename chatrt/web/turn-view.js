@@ -2,16 +2,15 @@
 //
 // Knows: the turn, its nodes. Does not know: sockets, the tree beyond the place among siblings.
 // Invariant: what is painted is the turn's text as it stands, at most once for each frame.
-// Cost: a frame's painting is measured, and where it is dear the next one waits in proportion: an
-// answer of any length leaves the machine to those who write it.
+// Cost: what a frame takes, the browser's layout and painting included, is measured, and the next one
+// waits in proportion: an answer of any length leaves the machine to those who write it.
 
 import { cleanText } from './clean.js';
 import { button, make } from './dom.js';
 import { ending, lines, milliseconds, stages, summary } from './figures.js';
 import { MarkdownView } from './markdown.js';
 
-const CHEAP_MS = 4;
-const SHARE = 5; // painting takes at most about a sixth of the time
+const REST = 6; // times as long as a frame took: painting has at most a seventh of the time
 
 export class TurnView {
   #turn;
@@ -19,7 +18,7 @@ export class TurnView {
   #markdown;
   #painted = null;
   #frame = 0;
-  #idleUntilMs = 0;
+  #restsUntilMs = 0;
 
   /** `actions` are `edit(turn, text)`, `regenerate(turn)`, `step(turn, ±1)`, `details(turn)`. */
   constructor(turn, actions) {
@@ -57,18 +56,29 @@ export class TurnView {
   /** Asks for a repaint of the answer; `behind` is called when it was painted. */
   grow(behind) {
     if (this.#frame) return;
+    const waitMs = this.#restsUntilMs - performance.now();
+    if (waitMs > 0) {
+      this.#frame = setTimeout(() => {
+        this.#frame = this.#restsUntilMs = 0;
+        this.grow(behind);
+      }, waitMs);
+      return;
+    }
     this.#frame = requestAnimationFrame(() => {
       this.#frame = 0;
-      if (performance.now() < this.#idleUntilMs && this.#turn.running) return this.grow(behind);
+      const startMs = performance.now();
       this.paint();
       behind();
+      afterFrame(() => {
+        const nowMs = performance.now();
+        this.#restsUntilMs = nowMs + REST * (nowMs - startMs);
+      });
     });
   }
 
   /** Paints the turn as it stands. */
   paint() {
     const turn = this.#turn;
-    const startMs = performance.now();
     if (this.#painted !== turn.text) {
       this.#markdown.update(cleanText(turn.text), {
         grows: this.#painted !== null && turn.text.startsWith(this.#painted),
@@ -77,8 +87,6 @@ export class TurnView {
     }
     this.answer.classList.toggle('running', turn.running);
     this.answer.setAttribute('aria-busy', String(turn.running));
-    const tookMs = performance.now() - startMs;
-    this.#idleUntilMs = tookMs > CHEAP_MS ? performance.now() + SHARE * tookMs : 0;
   }
 
   /** Shows what belongs below the answer; `place` is `{at, of}` among its siblings. */
@@ -132,13 +140,19 @@ export class TurnView {
 
   #details() {
     const turn = this.#turn;
-    const told = turn.figures ? summary(turn.figures, turn.ttftMs) : '';
+    const told = () => (turn.figures && summary(turn.figures, turn.ttftMs)) || 'Figures';
     const list = make('div', { className: 'figures' });
-    const details = make('details', {}, make('summary', {}, told || 'Figures'), list);
+    const face = make('summary', {}, told());
+    const details = make('details', {}, face, list);
     details.ontoggle = async () => {
       if (!details.open || list.childElementCount > 0) return;
-      const response = turn.figures ?? (await this.#actions.details(turn));
-      list.replaceChildren(...figureRows(response, turn.ttftMs));
+      try {
+        turn.figures ??= await this.#actions.details(turn); // the server kept them
+        list.replaceChildren(...figureRows(turn.figures, turn.ttftMs));
+        face.textContent = told();
+      } catch (error) {
+        list.replaceChildren(make('p', { className: 'error' }, error.message));
+      }
     };
     return details;
   }
@@ -173,6 +187,13 @@ export class TurnView {
     this.question.replaceChildren(make('h2', { className: 'hidden' }, 'You'), area, tools);
     area.focus();
   }
+}
+
+/** Calls back once the browser has laid out and painted the frame that is being made. */
+function afterFrame(then) {
+  const { port1, port2 } = new MessageChannel();
+  port1.onmessage = then;
+  port2.postMessage(null);
 }
 
 /** Puts `text` on the clipboard, and says so on the button. */

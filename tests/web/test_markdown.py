@@ -161,7 +161,7 @@ def test_any_text_in_any_pieces_shows_what_the_whole_would(ready: Page) -> None:
     script = """
         const bits = ['a', 'b c', '\\n', '\\n\\n', '\\n', '- ', '1. ', '> ', '# ', '```', '~~~',
           '  ', '    ', '*', '**', '_', '`', '[x](', 'https://a.example', ')', '|', '--|--',
-          '---', '~~',          '\\\\'];
+          '---', '~~', '\\\\'];
         let seed = 7;
         const below = (n) => (seed = (seed * 1103515245 + 12345) % 2147483648) % n;
         for (let run = 0; run < 400; run += 1) {
