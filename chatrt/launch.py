@@ -61,6 +61,11 @@ class ServerRecord(msgspec.Struct, frozen=True):
     started_at: float
     version: str
 
+    @property
+    def page(self) -> str:
+        """The address of the web page that it serves."""
+        return self.url.replace("ws://", "http://", 1).removesuffix("v1/responses")
+
 
 # What a server writes
 

@@ -248,6 +248,7 @@ def _server(paths: Paths) -> dict[str, Any]:
     return {
         "running": True,
         "url": record.url,
+        "page": record.page,
         "model": record.model,
         "process": record.pid,
         "version": record.version,

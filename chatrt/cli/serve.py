@@ -149,6 +149,11 @@ async def _serve(resolved: Resolved, paths: Paths) -> None:
     )
     if record.pid != os.getpid():
         _log.info("the server at %s stays the one that `chatrt chat` finds", record.url)
+    elif settings.insecure_no_auth:
+        _log.info("web page: %s", record.page)
+    else:
+        key_file = settings.api_key_file or paths.api_key
+        _log.info("web page: %s (it asks for the key in %s)", record.page, key_file)
 
     def report(text: str) -> None:
         _log.info("%s", text)

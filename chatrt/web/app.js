@@ -18,7 +18,8 @@ const RETRY_MS = 1500;
 const prompt = byId('prompt');
 const banner = byId('banner');
 let client = null;
-let needsKey = false;
+let retry = 0;
+let isSending = false;
 
 const sidebar = new Sidebar({
   open: (id) => (location.hash = id),
@@ -39,6 +40,7 @@ function tellAbove(text, { action = null, label = '' } = {}) {
 
 /** Connects as soon as the server can; asks for a key where it needs one. */
 async function start() {
+  clearTimeout(retry);
   const apiKey = sessionStorage.getItem(KEY);
   try {
     // Asked before a socket is opened: browsers do not say why one was refused.
@@ -48,10 +50,9 @@ async function start() {
   } catch (error) {
     return error.status === 401 ? askForKey(apiKey !== null) : tryLater(error);
   }
-  needsKey = apiKey !== null;
   byId('sign-in').hidden = true;
   byId('app').hidden = false;
-  byId('sign-out').hidden = !needsKey;
+  byId('sign-out').hidden = apiKey === null;
   tellAbove('');
   chat.use(client);
   sidebar.use(client);
@@ -63,7 +64,7 @@ async function start() {
 function tryLater(error) {
   byId('app').hidden = false;
   tellAbove(error.status === 503 ? 'The model is loading…' : `${error.message}. Trying again…`);
-  setTimeout(start, RETRY_MS);
+  retry = setTimeout(start, RETRY_MS);
 }
 
 function onState(state, { retryMs }) {
@@ -154,7 +155,7 @@ function showState({ id, running: turn } = chat) {
   byId('stop').hidden = !running;
   byId('send').hidden = running;
   byId('send').disabled = client?.state !== 'open';
-  if (id && location.hash.slice(1) !== id) history.pushState(null, '', `#${id}`);
+  if (id && location.hash.slice(1) !== id) history.replaceState(null, '', `#${id}`);
   byId('turns').classList.toggle('busy', running);
   sidebar.mark(id);
 }
@@ -163,7 +164,8 @@ function showState({ id, running: turn } = chat) {
 
 async function send() {
   const text = prompt.value;
-  if (!text.trim() || chat.running || client?.state !== 'open') return;
+  if (!text.trim() || isSending || chat.running || client?.state !== 'open') return;
+  isSending = true;
   prompt.value = '';
   fit();
   try {
@@ -172,6 +174,8 @@ async function send() {
     if (!prompt.value) prompt.value = text; // it was not sent: nothing is lost
     fit();
     tellAbove(error.message);
+  } finally {
+    isSending = false;
   }
 }
 

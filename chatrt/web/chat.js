@@ -1,15 +1,16 @@
 // One conversation: what is sent, what streams, and which branch is shown.
 //
 // Knows: the client, the tree, the transcript. Does not know: keys, the list of conversations.
-// Invariant: at most one answer of ours runs; its id is kept for this tab, so that a reload goes on
-// with it. A turn that others began is shown as it streams, and becomes whole once it has ended.
+// Invariant: at most one answer of ours runs in a conversation; its id is kept for this tab, so that
+// a reload goes on with it. A turn that others began is shown as it streams, and becomes whole once
+// it has ended.
 
 import { cleanLine } from './clean.js';
 import { announce } from './dom.js';
 import { Transcript } from './transcript.js';
-import { Tree, Turn } from './tree.js';
+import { Tree, Turn, inputOf } from './tree.js';
 
-const RUNNING = 'chatrt.running'; // sessionStorage: the answer that this tab waits for
+const RUNNING = 'chatrt.running'; // sessionStorage: by conversation, the answer this tab waits for
 const MAX_TITLE = 60;
 
 export class Chat {
@@ -20,6 +21,7 @@ export class Chat {
   #typist = null;
   #stopWatch = () => {};
   #opening = 0;
+  #runs = new Map(); // by conversation: our turn that runs in it, shown or not
 
   /** `events.onChange()` hears of changes of `id` and `running`, `onTurn()` of turns that ended. */
   constructor(events) {
@@ -57,6 +59,7 @@ export class Chat {
   /** Shows a conversation, and goes on with what runs in it. Rejects where there is none. */
   async open(id) {
     const opening = ++this.#opening;
+    const run = this.#runs.get(id); // it may end while the turns are fetched
     const listed = await this.#client.turns(id);
     if (opening !== this.#opening) return; // another one was opened meanwhile
     this.clear();
@@ -65,7 +68,8 @@ export class Chat {
     this.#tree = Tree.of(ended);
     this.#show();
     this.#transcript.toEnd();
-    this.#goOn();
+    if (run) this.#rejoin(run);
+    else this.#goOn();
     await this.#watch();
   }
 
@@ -78,13 +82,13 @@ export class Chat {
   /** Sends `text` behind the branch that is shown. */
   async send(text) {
     if (!this.id && !(await this.#begin(text))) return;
-    this.#ask(text, this.#tree.parentOfNext, { typed: this.#typist });
+    this.#ask(inputOf(text), this.#tree.parentOfNext, { typed: this.#typist });
   }
 
   /** What stands in the prompt so far, to be read ahead; an empty text forgets what waits. */
   typing(text) {
     if (!text.trim() || this.running) return this.#typist?.drop();
-    this.#typist?.type(requestFor(text, this.#tree.parentOfNext, null));
+    this.#typist?.type(requestFor(inputOf(text), this.#tree.parentOfNext, null));
   }
 
   /** Stops the answer that runs; what there is of it stays. */
@@ -102,9 +106,9 @@ export class Chat {
     return true;
   }
 
-  #ask(text, parent, { typed = null, extra = {} } = {}) {
-    const turn = this.#tree.add(new Turn({ question: text, parent }));
-    const request = requestFor(text, parent, this.id, extra);
+  #ask(input, parent, { typed = null, extra = {} } = {}) {
+    const turn = this.#tree.add(new Turn({ input, parent }));
+    const request = requestFor(input, parent, this.id, extra);
     this.#run(turn, this.#client.stream(request, { typed }));
     this.#transcript.toEnd();
   }
@@ -113,7 +117,7 @@ export class Chat {
   #branch(turn, text) {
     if (this.running || this.#client?.state !== 'open') return false;
     const seed = crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
-    this.#ask(text, turn.parent, { extra: { seed } });
+    this.#ask(inputOf(text, turn), turn.parent, { extra: { seed } });
     return true;
   }
 
@@ -126,24 +130,34 @@ export class Chat {
     this.#transcript.view(other).focusSwitcher(by);
   }
 
+  /** Shows a turn of ours again that ran while another conversation was shown. */
+  #rejoin(turn) {
+    if (this.#tree.find(turn.id)) return;
+    turn.parent = this.#tree.find(turn.parent?.id);
+    this.#tree.add(turn);
+    this.running = turn.running ? turn : null;
+    this.#show();
+  }
+
   /** Goes on with the answer that this tab waited for when it was reloaded. */
   #goOn() {
-    const { conversation, id, parent, question } = stored();
-    if (conversation !== this.id || !id || this.#tree.find(id)) return;
-    const turn = new Turn({ id, question, parent: this.#tree.find(parent) });
+    const { id, parent, input } = stored()[this.id] ?? {};
+    if (!id || this.#tree.find(id)) return;
+    const turn = new Turn({ id, input, parent: this.#tree.find(parent) });
     this.#run(this.#tree.add(turn), this.#client.resume(id));
   }
 
   async #run(turn, answer) {
+    const { id: conversation } = this;
     turn.answer = answer;
     this.running = turn;
+    this.#runs.set(conversation, turn);
     this.#show();
-    const { id: conversation } = this;
     await this.#stream(turn, () => {
-      const kept = { conversation, id: turn.id, question: turn.question, parent: turn.parent?.id };
-      sessionStorage.setItem(RUNNING, JSON.stringify(kept));
+      store(conversation, { id: turn.id, input: turn.input, parent: turn.parent?.id });
     });
-    if (stored().id === turn.id) sessionStorage.removeItem(RUNNING);
+    store(conversation, undefined);
+    this.#runs.delete(conversation);
     if (this.running === turn) this.running = null;
     this.#events.onTurn();
     if (this.id !== conversation) return;
@@ -211,9 +225,8 @@ export class Chat {
   }
 }
 
-/** The request for `text` behind `parent`; null there begins a new branch of the conversation. */
-function requestFor(text, parent, conversation, extra = {}) {
-  const input = [{ type: 'message', role: 'user', content: text }];
+/** The request for `input` behind `parent`; null there begins a new branch of the conversation. */
+function requestFor(input, parent, conversation, extra = {}) {
   if (parent) return { input, previous_response_id: parent.id, chatrt: extra };
   if (!conversation) return { input, chatrt: extra }; // half-typed: a first message of any chat
   return { input, conversation, chatrt: { ...extra, new_branch: true } };
@@ -230,4 +243,11 @@ function stored() {
   } catch {
     return {};
   }
+}
+
+function store(conversation, running) {
+  const all = { ...stored(), [conversation]: running };
+  if (running === undefined) delete all[conversation];
+  if (Object.keys(all).length > 0) sessionStorage.setItem(RUNNING, JSON.stringify(all));
+  else sessionStorage.removeItem(RUNNING);
 }

@@ -5,20 +5,36 @@
 // Invariant: the shown path runs from a first turn to `tip`; a turn that no history holds (it was
 // refused, or failed) is nobody's parent.
 
+const contentOf = ({ content }) =>
+  typeof content === 'string' ? content : content.map((part) => part.text).join('');
+
 const textOf = (items, role) =>
   items
     .filter((item) => item.role === role)
-    .map((item) => item.content.map((part) => part.text).join(''))
+    .map(contentOf)
     .join('\n\n');
+
+/** The input of a turn whose question is `text`: that of `turn` but for the question, if given. */
+export function inputOf(text, turn = null) {
+  const before = turn?.input ?? [];
+  const others = before.filter(({ role }) => role === 'system' || role === 'developer');
+  const kept = others.map((item) => ({ type: 'message', role: item.role, content: contentOf(item) }));
+  return [...kept, { type: 'message', role: 'user', content: text }];
+}
 
 /** One turn: a question and its answer, however far that is. */
 export class Turn {
-  constructor({ id = null, parent = null, question = null, text = '', status = 'in_progress' }) {
-    Object.assign(this, { id, parent, question, text, status });
+  constructor({ id = null, parent = null, input = null, text = '', status = 'in_progress' }) {
+    Object.assign(this, { id, parent, input, text, status });
     this.error = null;
     this.figures = null; // the response object as it ended, with the figures in it
     this.answer = null; // what streams while it runs
     this.ttftMs = null;
+  }
+
+  /** What was asked; null where only its answer is known. */
+  get question() {
+    return this.input && textOf(this.input, 'user');
   }
 
   get running() {
@@ -42,9 +58,9 @@ export class Tree {
     const tree = new Tree();
     const known = new Map();
     for (const { id, previous_response_id, status, input, output } of listed) {
-      const [question, text] = [textOf(input, 'user'), textOf(output, 'assistant')];
+      const text = textOf(output, 'assistant');
       const parent = known.get(previous_response_id) ?? null;
-      known.set(id, tree.add(new Turn({ id, parent, question, text, status })));
+      known.set(id, tree.add(new Turn({ id, parent, input, text, status })));
     }
     return tree;
   }
@@ -69,9 +85,9 @@ export class Tree {
     const changed = [];
     for (const one of Tree.of(listed).turns) {
       const known = this.find(one.id);
-      if (one.running || (known && known.question !== null)) continue;
+      if (one.running || (known && known.input !== null)) continue;
       const parent = one.parent && this.find(one.parent.id);
-      if (known) Object.assign(known, { parent, question: one.question });
+      if (known) Object.assign(known, { parent, input: one.input });
       else this.addBehind(Object.assign(one, { parent }));
       changed.push(known ?? one);
     }

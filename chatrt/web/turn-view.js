@@ -19,6 +19,7 @@ export class TurnView {
   #painted = null;
   #frame = 0;
   #restsUntilMs = 0;
+  #footShown = '';
 
   /** `actions` are `edit(turn, text)`, `regenerate(turn)`, `step(turn, ±1)`, `details(turn)`. */
   constructor(turn, actions) {
@@ -92,6 +93,9 @@ export class TurnView {
   /** Shows what belongs below the answer; `place` is `{at, of}` among its siblings. */
   showFoot({ at, of }) {
     const turn = this.#turn;
+    const state = [at, of, turn.id, turn.status, turn.error, turn.text !== '', turn.question];
+    if (this.#footShown === JSON.stringify(state)) return; // the focus and what is open stay
+    this.#footShown = JSON.stringify(state);
     const told = turn.error?.message ?? (turn.figures ? ending(turn.figures) : '');
     this.note.textContent = turn.running ? '' : told || (turn.status === 'cancelled' ? 'stopped' : '');
     this.note.classList.toggle('error', turn.error !== null || turn.status === 'failed');

@@ -173,6 +173,61 @@ def test_an_edit_begins_a_branch_behind_the_turn_before(page: Page, server: Live
     assert page.questions() == ["first", "second"]
 
 
+def test_an_answer_goes_on_while_another_conversation_is_shown(
+    page: Page, server: LiveServer
+) -> None:
+    server.script.answers["count"] = LONG
+    page.open(server.url)
+    hold_after(server, page, "count")
+    page.click("#new-chat")
+    page.ask("hello")
+    page.wait_answers("You said: hello")
+    page.browser.back()
+    until(lambda: page.questions() == ["count"] and page.is_running(), "the first conversation")
+    server.go_on(server.asked("count"))
+    page.wait_answers("".join(LONG).strip())
+    page.browser.refresh()
+    page.wait_answers("".join(LONG).strip())
+    assert page.run("return sessionStorage.length") == 0
+
+
+def test_a_regeneration_and_an_edit_keep_the_system_message(page: Page, server: LiveServer) -> None:
+    page.open(server.url)
+    made = """
+        const {connect} = await import('/chatrt.js');
+        const client = await connect();
+        const {id} = await client.createConversation('made elsewhere');
+        const input = ['system', 'user'].map((role) => ({role, content: `a ${role}'s`}));
+        await client.send({input, conversation: id, chatrt: {new_branch: true}});
+        client.close();
+        location.hash = id;
+    """
+    page.run(f"(async () => {{{made}}})()")
+    page.wait_answers("You said: a user's")
+    assert page.questions() == ["a user's"]
+    page.click(".regenerate")
+    page.wait_text(".switcher", "2/2")
+    page.click(".edit")
+    page.one(".editor").send_keys("!" + Keys.ENTER)
+    page.wait_answers("You said: a user's!")
+    inputs = [r.message.input for r in server.service.responses.values() if not r.message.partial]
+    roles_and_texts = [[(item.role, item.content) for item in one] for one in inputs]
+    system = ("system", "a system's")
+    first = [system, ("user", "a user's")]
+    assert roles_and_texts == [first, first, [system, ("user", "a user's!")]]
+
+
+def test_what_is_open_below_an_answer_stays_open(page: Page, server: LiveServer) -> None:
+    page.open(server.url)
+    page.ask("one")
+    page.wait_answers("You said: one")
+    page.click("summary")
+    page.wait_text(".figures", "send")
+    page.ask("two")
+    page.wait_answers("You said: one", "You said: two")
+    assert page.one("details").get_attribute("open")
+
+
 def test_who_reads_back_stays_where_they_are(page: Page, server: LiveServer) -> None:
     server.script.answers["tell"] = PARAGRAPHS
     page.open(server.url)
