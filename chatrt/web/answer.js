@@ -43,6 +43,7 @@ export class Answer {
     this.request = request;
     this.id = id;
     this.lane = null;
+    this.cancelAsked = false;
     this.text = '';
     this.begun = null; // the response object as it began
     this.response = null; // and as it ended

@@ -45,7 +45,8 @@ async function start() {
   try {
     // Asked before a socket is opened: browsers do not say why one was refused.
     const { data } = await new HttpRoutes(addresses().http, { apiKey }).call('GET', '/models');
-    byId('model').textContent = data[0]?.id ?? '';
+    if (data.length === 0) return tryLater({ status: 503 }); // no model is loaded yet
+    byId('model').textContent = data[0].id;
     client = await connect({ apiKey, onState });
   } catch (error) {
     return error.status === 401 ? askForKey(apiKey !== null) : tryLater(error);

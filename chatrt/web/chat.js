@@ -70,7 +70,7 @@ export class Chat {
     this.#transcript.toEnd();
     if (run) this.#rejoin(run);
     else this.#goOn();
-    await this.#watch();
+    await this.#watch().catch(() => {}); // it is only about what others ask
   }
 
   /** Brings in what happened in the conversation while nobody told us. */

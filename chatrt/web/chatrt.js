@@ -15,8 +15,11 @@ export { ChatrtError };
 const NUM_LANES = 16; // as many answers run at once on one connection; further ones wait
 const FIRST_RETRY_MS = 200;
 const LONGEST_RETRY_MS = 8000;
+const LOADING_MS = 1000; // between two looks at a server that has just begun again
 const FATAL = new Set([401, 403]); // a refusal that trying again does not change
 const OPEN = 1;
+
+const closed = () => new ChatrtError('the client is closed', { code: 'closed' });
 
 /** A connected client. Rejects where the server cannot be reached, or refuses the key. */
 export async function connect(options = {}) {
@@ -60,7 +63,7 @@ export class Client {
   stream(request, { typed = null } = {}) {
     const answer = new Answer(this, typeof request === 'string' ? { input: request } : request);
     if (this.#state === 'closed') {
-      answer.fail(new ChatrtError('the client is closed', { code: 'closed' }));
+      answer.fail(closed());
       return answer;
     }
     answer.lane = typed?.hand() ?? null;
@@ -94,7 +97,8 @@ export class Client {
       return;
     }
     const named = answer.id ? { response_id: answer.id } : { stream_id: answer.lane };
-    if (!this.#write({ type: 'response.cancel', ...named })) answer.cancelAsked = true;
+    answer.cancelAsked = true; // said again where it has to be resumed first
+    this.#write({ type: 'response.cancel', ...named });
   }
 
   typeAhead() {
@@ -171,7 +175,7 @@ export class Client {
 
   /** Ends the connection; what runs ends with `closed`, and on the server after its grace. */
   close() {
-    this.#end(new ChatrtError('the client is closed', { code: 'closed' }));
+    this.#end(closed());
   }
 
   // The connection ------------------------------------------------------------------------------
@@ -333,9 +337,9 @@ export class Client {
       return;
     }
     if (!holder) return; // its answer has ended: a cancel that came too late
+    if (TERMINAL.has(event.type)) this.#release(holder);
     if (event.type === 'error') this.#refused(holder, event);
     else holder.take(event);
-    if (TERMINAL.has(event.type)) this.#release(holder);
   }
 
   #watched(watch, event) {
@@ -353,8 +357,20 @@ export class Client {
 
   #refused(answer, event) {
     const error = refusal(event.error, event.status);
-    if (answer.id !== null && error.code === 'response_not_found') this.#recover(answer, error);
-    else answer.fail(error);
+    if (answer.id !== null && error.status === 503) this.#resumeLater(answer);
+    else if (answer.id !== null && error.code === 'response_not_found') {
+      this.#recover(answer, error);
+    } else answer.fail(error);
+  }
+
+  /** A server that has begun again knows its responses once its model is loaded. */
+  #resumeLater(answer) {
+    answer.lane = null;
+    setTimeout(() => {
+      if (this.#state === 'closed') return answer.fail(closed());
+      this.#queue.push(answer);
+      this.#pump();
+    }, LOADING_MS);
   }
 
   /** The events are no longer held: what the server stored of the answer is its end. */

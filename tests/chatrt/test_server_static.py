@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import re
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,12 @@ async def test_every_file_is_the_packages_own_with_its_type(name: str) -> None:
     assert got.headers["Cache-Control"] == "no-cache"
     assert got.headers["Referrer-Policy"] == "no-referrer"
     assert got.headers.get_all("Content-Type") == [got.headers["Content-Type"]]
+
+
+def test_the_page_names_all_its_modules_so_that_they_are_fetched_at_once() -> None:
+    page = (files("chatrt") / "web" / "index.html").read_text(encoding="utf-8")
+    named = re.findall(r'(?:modulepreload" href|module" src)="([\w-]+\.js)"', page)
+    assert sorted(named) == [name for name in PAGE_FILES if name.endswith(".js")]
 
 
 async def test_the_policy_lets_only_the_pages_own_run_and_its_own_socket_be_reached() -> None:

@@ -369,6 +369,16 @@ def test_the_page_fits_a_narrow_screen(page: Page, server: LiveServer) -> None:
     assert page.focused() == "open-drawer"
 
 
+def test_a_server_whose_model_is_loading_is_waited_for(page: Page, server: LiveServer) -> None:
+    models, server.service.models = server.service.models, list  # type: ignore[method-assign]
+    page.browser.get(server.url)
+    page.wait_text("#banner", "The model is loading")
+    server.service.models = models  # type: ignore[method-assign]
+    page.wait_usable()
+    assert not page.one("#banner").is_displayed()
+    assert page.one("#model").text == "scripted"
+
+
 def test_a_question_that_the_server_refuses_is_told_and_can_be_sent_again(
     page: Page, server: LiveServer
 ) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chatrt.errors import NotFound
+from chatrt.errors import NotFound, ServerUnavailable
 from tests.support import time_scale
 from tests.web.conftest import KEY
 
@@ -215,6 +215,36 @@ def test_an_answer_that_the_server_cannot_resume_ends_with_what_it_stored(
         """,
     )
     assert told == {"text": "".join(LONG), "last": "response.completed", "status": "completed"}
+
+
+def test_a_server_that_is_still_loading_is_asked_again(
+    run: Callable[..., Any], server: LiveServer
+) -> None:
+    server.script.answers["a"] = LONG
+    find_log = server.service.find_log
+    asked: list[str] = []
+
+    def loading(response_id: str, key_id: str) -> Any:
+        asked.append(response_id)
+        if len(asked) < 3:
+            raise ServerUnavailable("the model is still loading; try again in a few seconds")
+        return find_log(response_id, key_id)
+
+    server.service.find_log = loading  # type: ignore[method-assign]
+    told = run(
+        server,
+        """
+        const client = await open();
+        const answer = client.stream('a');
+        for await (const event of answer) {
+          if (sockets.length === 1 && answer.text.length > 100) sockets[0].close();
+        }
+        tell(answer.text);
+        client.close();
+        """,
+    )
+    assert told == "".join(LONG)
+    assert len(asked) == 3
 
 
 def test_a_running_answer_is_resumed_by_another_client(
