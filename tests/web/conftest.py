@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from selenium import webdriver
 
+from tests.web.in_node import InNode, node_command
 from tests.web.live import LiveServer, LoopThread, Proxy
 from tests.web.page import Page
 
@@ -99,3 +100,9 @@ def proxy(loop: LoopThread, server: LiveServer) -> Iterator[Proxy]:
     running = Proxy(loop, server.port)
     yield running
     running.stop()
+
+
+@pytest.fixture
+def run() -> InNode:
+    """Runs scripts in Node."""
+    return InNode(node_command())

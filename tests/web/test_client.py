@@ -2,78 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from chatrt.errors import NotFound, ServerUnavailable
-from tests.support import time_scale
 from tests.web.conftest import KEY
+from tests.web.in_node import MODULE, ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from tests.web.in_node import InNode
     from tests.web.live import LiveServer
 
-ROOT = Path(__file__).parents[2]
-MODULE = ROOT / "chatrt" / "web" / "chatrt.js"
-OLDEST_NODE = 20  # has WebSocket behind a flag, 22 without
 LONG = [f"word{index} " for index in range(200)]
-# Every script begins with this: sockets that it can drop, and a result as JSON.
-PRELUDE = f"""
-import {{ ChatrtError, Client, connect }} from '{MODULE}';
-const [url, apiKey] = process.argv.slice(2);
-const sockets = [];
-class Spied extends WebSocket {{
-  constructor(...given) {{ super(...given); sockets.push(this); this.sent = []; }}
-  send(frame) {{ this.sent.push(JSON.parse(frame)); super.send(frame); }}
-}}
-const states = [];
-const open = (options = {{}}) => connect({{
-  url, apiKey, WebSocket: Spied, onState: (state) => states.push(state), ...options }});
-const tell = (result) => console.log(JSON.stringify(result));
-const fault = (promise) =>
-  promise.then(() => null, ({{ name, code, status }}) => [name, code, status]);
-"""
-
-
-@pytest.fixture(scope="session")
-def node() -> list[str]:
-    """The command that runs a module from stdin."""
-    path = shutil.which("node")
-    if path is None:
-        pytest.skip("node is not installed")
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
-    major = int(version.stdout.lstrip("v").partition(".")[0])
-    if major < OLDEST_NODE:
-        pytest.skip(f"node is version {major}, chatrt.js needs {OLDEST_NODE}")
-    flags = [] if major >= 22 else ["--experimental-websocket", "--no-warnings"]
-    return [path, *flags]
-
-
-@pytest.fixture
-def run(node: list[str]) -> Callable[..., Any]:
-    """Runs the body of a script for a server; what it told."""
-
-    def run_script(server: LiveServer, body: str, key: str = "") -> Any:
-        command = [*node, "--input-type=module", "-", server.url, key]
-        done = subprocess.run(
-            command,
-            input=PRELUDE + body,
-            capture_output=True,
-            text=True,
-            timeout=30 * time_scale(),
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return run_script
 
 
 def readme_lines() -> str:
@@ -84,29 +25,18 @@ def readme_lines() -> str:
     return found[1]
 
 
-def test_the_ten_lines_of_readme_work(node: list[str], keyed_server: LiveServer) -> None:
+def test_the_ten_lines_of_readme_work(run: InNode, keyed_server: LiveServer) -> None:
     keyed_server.script.answers["Why?"] = ["Be", "cause."]
     assert len(readme_lines().splitlines()) == 10
-    command = [*node, "--input-type=module", "-", keyed_server.url, KEY, "Why?"]
-    done = subprocess.run(
-        command,
-        input=readme_lines(),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=30 * time_scale(),
-    )
-    assert done.returncode == 0, done.stderr
-    first, figures, second = done.stdout.splitlines()
+    told = run.output(readme_lines(), keyed_server.url, KEY, "Why?")
+    first, figures, second = told.splitlines()
     assert first == "Because."
     assert re.fullmatch(r"TTFT [\d.]+ ms", figures)
     assert second == "You said: And then?"
     assert keyed_server.asked("And then?").parent_id is not None
 
 
-def test_an_answer_is_an_iterator_of_its_events(
-    run: Callable[..., Any], server: LiveServer
-) -> None:
+def test_an_answer_is_an_iterator_of_its_events(run: InNode, server: LiveServer) -> None:
     server.script.answers["hi"] = ["a", "b", "c"]
     told = run(
         server,
@@ -131,7 +61,7 @@ def test_an_answer_is_an_iterator_of_its_events(
 
 
 def test_many_answers_run_side_by_side_and_the_rest_in_turn(
-    run: Callable[..., Any], server: LiveServer
+    run: InNode, server: LiveServer
 ) -> None:
     told = run(
         server,
@@ -149,7 +79,7 @@ def test_many_answers_run_side_by_side_and_the_rest_in_turn(
 
 
 def test_a_lost_socket_is_reopened_and_each_answer_goes_on_where_it_was(
-    run: Callable[..., Any], server: LiveServer
+    run: InNode, server: LiveServer
 ) -> None:
     server.script.answers["a"] = LONG
     server.script.answers["b"] = LONG[::-1]
@@ -183,7 +113,7 @@ def test_a_lost_socket_is_reopened_and_each_answer_goes_on_where_it_was(
 
 
 def test_an_answer_that_the_server_cannot_resume_ends_with_what_it_stored(
-    run: Callable[..., Any], server: LiveServer
+    run: InNode, server: LiveServer
 ) -> None:
     server.script.answers["a"] = LONG
 
@@ -217,9 +147,7 @@ def test_an_answer_that_the_server_cannot_resume_ends_with_what_it_stored(
     assert told == {"text": "".join(LONG), "last": "response.completed", "status": "completed"}
 
 
-def test_a_server_that_is_still_loading_is_asked_again(
-    run: Callable[..., Any], server: LiveServer
-) -> None:
+def test_a_server_that_is_still_loading_is_asked_again(run: InNode, server: LiveServer) -> None:
     server.script.answers["a"] = LONG
     find_log = server.service.find_log
     asked: list[str] = []
@@ -247,9 +175,7 @@ def test_a_server_that_is_still_loading_is_asked_again(
     assert len(asked) == 3
 
 
-def test_a_running_answer_is_resumed_by_another_client(
-    run: Callable[..., Any], server: LiveServer
-) -> None:
+def test_a_running_answer_is_resumed_by_another_client(run: InNode, server: LiveServer) -> None:
     server.script.answers["a"] = LONG
     told = run(
         server,
@@ -276,7 +202,7 @@ def test_a_running_answer_is_resumed_by_another_client(
 
 
 def test_stopping_keeps_the_part_and_what_waits_is_never_sent(
-    run: Callable[..., Any], server: LiveServer
+    run: InNode, server: LiveServer
 ) -> None:
     server.script.answers["a"] = LONG
     told = run(
@@ -303,9 +229,7 @@ def test_stopping_keeps_the_part_and_what_waits_is_never_sent(
     assert texts == ["a"]
 
 
-def test_refusals_have_the_codes_of_the_wire(
-    run: Callable[..., Any], keyed_server: LiveServer
-) -> None:
+def test_refusals_have_the_codes_of_the_wire(run: InNode, keyed_server: LiveServer) -> None:
     body = """
         const client = await open();
         tell({
@@ -333,9 +257,7 @@ def test_refusals_have_the_codes_of_the_wire(
     }
 
 
-def test_conversations_are_made_listed_renamed_and_deleted(
-    run: Callable[..., Any], server: LiveServer
-) -> None:
+def test_conversations_are_made_listed_renamed_and_deleted(run: InNode, server: LiveServer) -> None:
     told = run(
         server,
         """
@@ -366,7 +288,7 @@ def test_conversations_are_made_listed_renamed_and_deleted(
 
 
 def test_what_is_typed_goes_out_once_it_rests_and_its_lane_becomes_the_questions(
-    run: Callable[..., Any], server: LiveServer
+    run: InNode, server: LiveServer
 ) -> None:
     told = run(
         server,
