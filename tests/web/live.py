@@ -19,7 +19,7 @@ from chatrt.testing.service import ScriptedResponse, ScriptedService
 from tests.support import time_scale
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
 
     from chatrt.wire.messages import ResponseCreate
 
@@ -27,7 +27,6 @@ T = TypeVar("T")
 
 PATIENCE_S = 10.0 * time_scale()
 _POLL_S = 0.01
-_EVENTS_BEFORE_TEXT = 4  # created, in progress, the item, its part
 
 
 def until(condition: Callable[[], T | None], what: str) -> T:
@@ -43,16 +42,39 @@ def until(condition: Callable[[], T | None], what: str) -> T:
     return value
 
 
-class Script:
-    """What the server says: `answers` by the last message's text, else that text itself."""
+class _Held(list[str]):
+    """Deltas before one of which something is done, in the moment when its turn comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, deltas: Iterable[str], at: int, hold: Callable[[], None]) -> None:
+        super().__init__(deltas)
+        self._at = at
+        self._hold = hold
+
+    def __iter__(self) -> Iterator[str]:
+        for index, delta in enumerate(super().__iter__()):
+            if index == self._at:
+                self._hold()
+            yield delta
+
+
+class Script:
+    """What the server says: `answers` by the last message's text, else that text itself.
+
+    An answer to a text in `holds` stops behind so many deltas, until it is told to go on.
+    """
+
+    def __init__(self, hold: Callable[[ResponseCreate], None]) -> None:
         self.answers: dict[str, list[str]] = {}
+        self.holds: dict[str, int] = {}
+        self._hold = hold
 
     def __call__(self, message: ResponseCreate) -> list[str]:
         """The deltas for a request."""
         text = message.input[-1].content
-        return self.answers.get(text, [f"You said: {text}"])
+        deltas = self.answers.get(text, [f"You said: {text}"])
+        if text not in self.holds:
+            return deltas
+        return _Held(deltas, self.holds[text], lambda: self._hold(message))
 
 
 class LoopThread:
@@ -86,9 +108,8 @@ class LiveServer:
     """A server around a scripted service, which a test can hold in the middle of an answer."""
 
     def __init__(self, loop: LoopThread, **settings: Any) -> None:
-        self.script = Script()
+        self.script = Script(self._hold)
         self._loop = loop
-        # Later deltas of an answer come one in this time: a test has the time to hold it.
         self.service = ScriptedService(self.script, delay_s=0.005)
         self.server = Server(self.service, ServerSettings(**{"port": 0, **settings}))
         loop.call(self.server.start())
@@ -108,18 +129,9 @@ class LiveServer:
 
         return until(find, f"a question {text!r}")
 
-    def hold(self, response: ScriptedResponse) -> None:
-        """No further word of this response until `go_on`."""
-        self._loop.run(lambda: response.unpaused.clear())
-
     def go_on(self, response: ScriptedResponse) -> None:
         """Go on with the words."""
         self._loop.run(lambda: response.unpaused.set())
-
-    def written(self, response: ScriptedResponse) -> str:
-        """What a running response has said so far."""
-        deltas = self.script(response.message)
-        return "".join(deltas[: max(0, response.log.num_events - _EVENTS_BEFORE_TEXT)])
 
     def forget(self, response: ScriptedResponse) -> None:
         """Delete a response behind the page's back."""
@@ -129,6 +141,12 @@ class LiveServer:
     def stop(self) -> None:
         """End the server."""
         self._loop.call(self.server.stop())
+
+    def _hold(self, message: ResponseCreate) -> None:
+        """No further word of the answer to this message until `go_on`; called on the loop."""
+        for response in self.service.responses.values():
+            if response.message is message:
+                response.unpaused.clear()
 
     @staticmethod
     def _is_about(response: ScriptedResponse, text: str) -> bool:

@@ -88,8 +88,14 @@ class Page:
         return str(self.run(f"return document.activeElement.{what}"))
 
     def answers(self) -> list[str]:
-        """The texts of all answers that are shown."""
-        script = "return [...document.querySelectorAll('.answer .markdown')].map(e => e.innerText)"
+        """The texts of all answers that are shown, scrolled out of sight or not."""
+        script = """
+            return [...document.querySelectorAll('.answer .markdown')].map((answer) => {
+              const copy = answer.cloneNode(true);
+              for (const end of copy.querySelectorAll('br')) end.replaceWith('\\n');
+              return [...copy.children].map((block) => block.textContent).join('\\n\\n');
+            });
+        """
         return [str(text).strip() for text in self.run(script)]
 
     def questions(self) -> list[str]:
@@ -109,9 +115,13 @@ class Page:
             return shown and not self.all(".answer.running")
 
         try:
-            until(ended, f"the answers {texts!r}")
-        except AssertionError as error:
-            raise AssertionError(f"{error}; shown are {self.answers()!r}") from None
+            until(ended, "the answers")
+        except AssertionError:
+            told = [f"{text[:20]}…{text[-20:]} ({len(text)})" for text in self.answers()]
+            running = len(self.all(".answer.running"))
+            raise AssertionError(
+                f"{running} of {told} run, behind {self.questions()}; expected {texts!r}"
+            ) from None
 
     def wait_text(self, selector: str, text: str) -> None:
         """Wait until the first such element holds a text."""
