@@ -22,6 +22,16 @@ export class ChatrtError extends Error {
   }
 }
 
+const fault = (code, message) => () => new ChatrtError(message, { code });
+
+/** What ends an answer, or a request, without a word of the server about it. */
+export const FAULTS = {
+  answerLost: fault('response_lost', 'the server has lost the rest of this answer'),
+  closed: fault('closed', 'the client is closed'),
+  connectionLost: fault('connection_lost', 'the connection was lost'),
+  unsent: fault('cancelled', 'stopped before it was sent'),
+};
+
 /** The error in a refusal of the wire or of HTTP. */
 export const refusal = (body, status) =>
   new ChatrtError(body?.message ?? `the server refused with HTTP status ${status}`, {

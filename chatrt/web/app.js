@@ -78,7 +78,7 @@ function onState(state, { retryMs }) {
   if (state === 'reconnecting') {
     const seconds = Math.max(1, Math.round(retryMs / 1000));
     const label = 'Try now';
-    tellAbove(`The connection was lost. Trying again in ${seconds} s; nothing is lost.`, {
+    tellAbove(`The connection was lost. Trying again in ${seconds} s.`, {
       action: () => client?.retryNow(),
       label,
     });

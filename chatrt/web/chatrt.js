@@ -6,7 +6,7 @@
 // The key goes out in a header or a subprotocol, never in an address.
 // Cost: events wait in memory until their iterator is read. No dependencies; browsers and Node 22.
 
-import { Answer, ChatrtError, DELTA, TERMINAL, refusal } from './answer.js';
+import { Answer, ChatrtError, DELTA, FAULTS, TERMINAL, refusal } from './answer.js';
 import { HttpRoutes, addresses } from './http.js';
 import { Typist, isOfPartial, partialOf } from './typist.js';
 
@@ -18,8 +18,6 @@ const LONGEST_RETRY_MS = 8000;
 const LOADING_MS = 1000; // between two looks at a server that has just begun again
 const FATAL = new Set([401, 403]); // a refusal that trying again does not change
 const OPEN = 1;
-
-const closed = () => new ChatrtError('the client is closed', { code: 'closed' });
 
 /** A connected client. Rejects where the server cannot be reached, or refuses the key. */
 export async function connect(options = {}) {
@@ -63,7 +61,7 @@ export class Client {
   stream(request, { typed = null } = {}) {
     const answer = new Answer(this, typeof request === 'string' ? { input: request } : request);
     if (this.#state === 'closed') {
-      answer.fail(closed());
+      answer.fail(FAULTS.closed());
       return answer;
     }
     answer.lane = typed?.hand() ?? null;
@@ -93,7 +91,7 @@ export class Client {
     if (waits >= 0 && answer.id === null) {
       this.#queue.splice(waits, 1);
       this.#release(answer);
-      answer.fail(new ChatrtError('stopped before it was sent', { code: 'cancelled' }));
+      answer.fail(FAULTS.unsent());
       return;
     }
     const named = answer.id ? { response_id: answer.id } : { stream_id: answer.lane };
@@ -175,7 +173,7 @@ export class Client {
 
   /** Ends the connection; what runs ends with `closed`, and on the server after its grace. */
   close() {
-    this.#end(closed());
+    this.#end(FAULTS.closed());
   }
 
   // The connection ------------------------------------------------------------------------------
@@ -220,7 +218,7 @@ export class Client {
   async #lost() {
     this.#socket = null;
     const wasOpen = this.#state === 'open';
-    const lost = new ChatrtError('the connection was lost', { code: 'connection_lost' });
+    const lost = FAULTS.connectionLost();
     for (const { reject } of this.#asked.values()) reject(lost);
     this.#asked.clear();
     for (const [lane, holder] of this.#lanes) {
@@ -359,7 +357,7 @@ export class Client {
     const error = refusal(event.error, event.status);
     if (answer.id !== null && error.status === 503) this.#resumeLater(answer);
     else if (answer.id !== null && error.code === 'response_not_found') {
-      this.#recover(answer, error);
+      this.#recover(answer);
     } else answer.fail(error);
   }
 
@@ -367,32 +365,33 @@ export class Client {
   #resumeLater(answer) {
     answer.lane = null;
     setTimeout(() => {
-      if (this.#state === 'closed') return answer.fail(closed());
+      if (this.#state === 'closed') return answer.fail(FAULTS.closed());
       this.#queue.push(answer);
       this.#pump();
     }, LOADING_MS);
   }
 
   /** The events are no longer held: what the server stored of the answer is its end. */
-  async #recover(answer, error) {
+  async #recover(answer) {
+    const lost = FAULTS.answerLost();
     try {
       const response = await this.response(answer.id);
       const parts = response.output.flatMap((item) => item.content);
       const text = parts.map((part) => part.text).join('');
-      if (response.status === 'in_progress' || !text.startsWith(answer.text)) throw error;
+      if (response.status === 'in_progress' || !text.startsWith(answer.text)) throw lost;
       const delta = text.slice(answer.text.length);
       if (delta) answer.take({ type: DELTA, delta, response_id: answer.id });
       const end = { completed: 'completed', failed: 'failed' }[response.status] ?? 'incomplete';
       answer.take({ type: `response.${end}`, response });
-    } catch (reason) {
-      answer.fail(reason instanceof ChatrtError ? reason : error);
+    } catch {
+      answer.fail(lost);
     }
   }
 
   #ask(message, lane = `ask-${this.#numAsked++}`) {
     return new Promise((resolve, reject) => {
       if (this.#write({ ...message, stream_id: lane })) this.#asked.set(lane, { resolve, reject });
-      else reject(new ChatrtError('there is no connection', { code: 'connection_lost' }));
+      else reject(FAULTS.connectionLost());
     });
   }
 }

@@ -138,7 +138,7 @@ export class TurnView {
       const act = () => this.#actions.regenerate(turn);
       tools.push(button(again, act, { className: 'quiet regenerate' }));
     }
-    if (turn.id !== null) tools.push(this.#details());
+    if (turn.continuable) tools.push(this.#details()); // else no history has its figures
     return tools;
   }
 

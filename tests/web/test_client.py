@@ -147,6 +147,35 @@ def test_an_answer_that_the_server_cannot_resume_ends_with_what_it_stored(
     assert told == {"text": "".join(LONG), "last": "response.completed", "status": "completed"}
 
 
+def test_an_answer_that_the_server_lost_fails_and_keeps_its_part(
+    run: InNode, server: LiveServer
+) -> None:
+    server.script.answers["a"] = LONG
+    server.script.holds["a"] = 20
+
+    def gone(response_id: str, key_id: str) -> Any:
+        raise NotFound(f"no response {response_id} of {key_id}", code="response_not_found")
+
+    server.service.find_log = gone  # type: ignore[method-assign]  # as a kill would
+    server.service.response = gone  # type: ignore[method-assign]
+    told = run(
+        server,
+        """
+        const client = await open();
+        const answer = client.stream('a');
+        while (!answer.text.includes('word19')) await new Promise((r) => setTimeout(r, 1));
+        sockets[0].close();
+        tell({fault: await fault(answer.finished), text: answer.text, state: client.state});
+        client.close();
+        """,
+    )
+    assert told == {
+        "fault": ["ChatrtError", "response_lost", 0],
+        "text": "".join(LONG[:20]),
+        "state": "open",
+    }
+
+
 def test_a_server_that_is_still_loading_is_asked_again(run: InNode, server: LiveServer) -> None:
     server.script.answers["a"] = LONG
     find_log = server.service.find_log
