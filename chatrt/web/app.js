@@ -192,6 +192,11 @@ byId('prompt-form').onsubmit = (event) => {
   send();
 };
 prompt.onkeydown = (event) => {
+  const pages = { PageUp: -1, PageDown: 1 }[event.key];
+  if (pages) {
+    event.preventDefault();
+    byId('scroller').scrollBy(0, pages * 0.85 * byId('scroller').clientHeight);
+  }
   if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   send();

@@ -262,6 +262,21 @@ def test_a_chat_is_held_with_the_keyboard_alone(page: Page, server: LiveServer) 
     assert page.focused("className") == "quiet after"  # the other way is now at its end
 
 
+def test_page_keys_read_back_from_the_prompt(page: Page, server: LiveServer) -> None:
+    server.script.answers["tell"] = PARAGRAPHS[:100]
+    page.open(server.url)
+    page.ask("tell")
+    until(lambda: page.all(".foot summary"), "the end of the answer")
+    top = "return document.querySelector('#scroller').scrollTop"
+    end = until(lambda: page.run(top), "a view at the end")
+    page.keys(Keys.PAGE_UP)
+    until(lambda: page.run(top) < end - 100, "an earlier page")
+    assert page.focused() == "prompt"
+    assert page.one("#latest").is_displayed()
+    page.keys(Keys.PAGE_DOWN, Keys.PAGE_DOWN)
+    until(lambda: not page.one("#latest").is_displayed(), "the end again")
+
+
 def test_a_finished_answer_is_told_once_and_none_of_its_pieces(
     page: Page, server: LiveServer
 ) -> None:
