@@ -13,6 +13,7 @@ const MISSES = {
 const ENDINGS = {
   cancelled: 'stopped',
   max_output_tokens: 'cut off at the longest answer allowed',
+  incomplete: 'cut off at the longest answer allowed',
 };
 
 const isNumber = (value) => typeof value === 'number' && Number.isFinite(value);
@@ -36,7 +37,7 @@ export function summary(response, ttftMs = null) {
   return parts.join(' · ');
 }
 
-/** Why an answer is not whole; empty for one that is. */
+/** Why a response, or a stored turn, is not whole; empty for one that is. */
 export function ending(response) {
   if (response.status === 'completed') return '';
   if (response.error) return response.error.message;

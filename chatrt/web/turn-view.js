@@ -96,8 +96,7 @@ export class TurnView {
     const state = [at, of, turn.id, turn.status, turn.error, turn.text !== '', turn.question];
     if (this.#footShown === JSON.stringify(state)) return; // the focus and what is open stay
     this.#footShown = JSON.stringify(state);
-    const told = turn.error?.message ?? (turn.figures ? ending(turn.figures) : '');
-    this.note.textContent = turn.running ? '' : told || (turn.status === 'cancelled' ? 'stopped' : '');
+    this.note.textContent = turn.running ? '' : ending(turn.figures ?? turn);
     this.note.classList.toggle('error', turn.error !== null || turn.status === 'failed');
     this.foot.replaceChildren(...this.#switcher(at, of), ...(turn.running ? [] : this.#tools()));
   }

@@ -57,6 +57,8 @@ def test_a_stop_keeps_what_was_written(page: Page, server: LiveServer, how: str)
     page.wait_text(".note", "stopped")
     assert page.answers()[0].startswith(shown)
     assert not page.is_running()
+    page.browser.refresh()
+    page.wait_text(".note", "stopped")
     page.ask("and then?")
     page.wait_answers(page.answers()[0], "You said: and then?")
     assert server.asked("and then?").parent_id == server.asked("count").log.response_id
