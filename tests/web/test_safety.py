@@ -274,6 +274,25 @@ def test_the_same_attempts_succeed_on_loopback(page: Page, keyed_server: LiveSer
     page.log()
 
 
+def test_the_page_works_under_a_name_that_the_server_was_given(
+    page: Page, loop: LoopThread
+) -> None:
+    server = LiveServer(loop, api_keys=(KEY,), allow_hosts=(FOREIGN_HOST,))
+    try:
+        page.browser.get(f"http://{FOREIGN_HOST}:{server.port}/")
+        sign_in(page, KEY)
+        page.wait_usable()
+        page.ask("hello")
+        page.wait_answers("You said: hello")
+        page.click(".regenerate")
+        page.wait_text(".switcher", "2/2")
+        # Without TLS a browser has no use for one of the headers, and says so.
+        lines = [line for line in page.log() if "Failed to load" not in line]
+        assert all("Cross-Origin-Opener-Policy" in line for line in lines), lines
+    finally:
+        server.stop()
+
+
 def test_a_rebound_name_gets_neither_page_nor_socket(page: Page, server: LiveServer) -> None:
     page.browser.get(f"http://{FOREIGN_HOST}:{server.port}/")
     assert "this Host is not allowed" in page.run("return document.body.textContent")
