@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from selenium import webdriver
 
-from tests.web.in_node import InNode, node_command
 from tests.web.live import LiveServer, LoopThread, Proxy
 from tests.web.page import Page
+from tests.web.running import InBrowser, InNode, Run, node_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,6 +103,14 @@ def proxy(loop: LoopThread, server: LiveServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def run() -> InNode:
+def in_node() -> InNode:
     """Runs scripts in Node."""
     return InNode(node_command())
+
+
+@pytest.fixture(params=["node", "browser"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs scripts in Node, and in a browser."""
+    if request.param == "node":
+        return InNode(node_command())
+    return InBrowser(request.getfixturevalue("page"))

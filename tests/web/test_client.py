@@ -1,4 +1,4 @@
-"""chatrt.js in Node, against a real server around scripted answers."""
+"""chatrt.js in Node and in a browser, against a real server around scripted answers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from chatrt.errors import NotFound, ServerUnavailable
 from tests.web.conftest import KEY
-from tests.web.in_node import MODULE, ROOT
+from tests.web.running import MODULE, ROOT
 
 if TYPE_CHECKING:
-    from tests.web.in_node import InNode
     from tests.web.live import LiveServer
+    from tests.web.running import InNode, Run
 
 LONG = [f"word{index} " for index in range(200)]
 
@@ -25,10 +25,10 @@ def readme_lines() -> str:
     return found[1]
 
 
-def test_the_ten_lines_of_readme_work(run: InNode, keyed_server: LiveServer) -> None:
+def test_the_ten_lines_of_readme_work(in_node: InNode, keyed_server: LiveServer) -> None:
     keyed_server.script.answers["Why?"] = ["Be", "cause."]
     assert len(readme_lines().splitlines()) == 10
-    told = run.output(readme_lines(), keyed_server.url, KEY, "Why?")
+    told = in_node.output(readme_lines(), keyed_server.url, KEY, "Why?")
     first, figures, second = told.splitlines()
     assert first == "Because."
     assert re.fullmatch(r"TTFT [\d.]+ ms", figures)
@@ -36,7 +36,7 @@ def test_the_ten_lines_of_readme_work(run: InNode, keyed_server: LiveServer) -> 
     assert keyed_server.asked("And then?").parent_id is not None
 
 
-def test_an_answer_is_an_iterator_of_its_events(run: InNode, server: LiveServer) -> None:
+def test_an_answer_is_an_iterator_of_its_events(run: Run, server: LiveServer) -> None:
     server.script.answers["hi"] = ["a", "b", "c"]
     told = run(
         server,
@@ -60,9 +60,7 @@ def test_an_answer_is_an_iterator_of_its_events(run: InNode, server: LiveServer)
     assert told["status"] == "completed"
 
 
-def test_many_answers_run_side_by_side_and_the_rest_in_turn(
-    run: InNode, server: LiveServer
-) -> None:
+def test_many_answers_run_side_by_side_and_the_rest_in_turn(run: Run, server: LiveServer) -> None:
     told = run(
         server,
         """
@@ -79,7 +77,7 @@ def test_many_answers_run_side_by_side_and_the_rest_in_turn(
 
 
 def test_a_lost_socket_is_reopened_and_each_answer_goes_on_where_it_was(
-    run: InNode, server: LiveServer
+    run: Run, server: LiveServer
 ) -> None:
     server.script.answers["a"] = LONG
     server.script.answers["b"] = LONG[::-1]
@@ -113,7 +111,7 @@ def test_a_lost_socket_is_reopened_and_each_answer_goes_on_where_it_was(
 
 
 def test_an_answer_that_the_server_cannot_resume_ends_with_what_it_stored(
-    run: InNode, server: LiveServer
+    run: Run, server: LiveServer
 ) -> None:
     server.script.answers["a"] = LONG
 
@@ -148,7 +146,7 @@ def test_an_answer_that_the_server_cannot_resume_ends_with_what_it_stored(
 
 
 def test_an_answer_that_the_server_lost_fails_and_keeps_its_part(
-    run: InNode, server: LiveServer
+    run: Run, server: LiveServer
 ) -> None:
     server.script.answers["a"] = LONG
     server.script.holds["a"] = 20
@@ -176,7 +174,7 @@ def test_an_answer_that_the_server_lost_fails_and_keeps_its_part(
     }
 
 
-def test_a_server_that_is_still_loading_is_asked_again(run: InNode, server: LiveServer) -> None:
+def test_a_server_that_is_still_loading_is_asked_again(run: Run, server: LiveServer) -> None:
     server.script.answers["a"] = LONG
     find_log = server.service.find_log
     asked: list[str] = []
@@ -204,7 +202,7 @@ def test_a_server_that_is_still_loading_is_asked_again(run: InNode, server: Live
     assert len(asked) == 3
 
 
-def test_a_running_answer_is_resumed_by_another_client(run: InNode, server: LiveServer) -> None:
+def test_a_running_answer_is_resumed_by_another_client(run: Run, server: LiveServer) -> None:
     server.script.answers["a"] = LONG
     told = run(
         server,
@@ -230,9 +228,7 @@ def test_a_running_answer_is_resumed_by_another_client(run: InNode, server: Live
     assert told["closed"] == ["ChatrtError", "closed", 0]
 
 
-def test_stopping_keeps_the_part_and_what_waits_is_never_sent(
-    run: InNode, server: LiveServer
-) -> None:
+def test_stopping_keeps_the_part_and_what_waits_is_never_sent(run: Run, server: LiveServer) -> None:
     server.script.answers["a"] = LONG
     told = run(
         server,
@@ -243,7 +239,6 @@ def test_stopping_keeps_the_part_and_what_waits_is_never_sent(
         answer.cancel();
         const response = await answer.finished;
         sockets[0].close();
-        await new Promise((resolve) => setImmediate(resolve));
         while (client.state === 'open') await new Promise((resolve) => setTimeout(resolve, 1));
         const waiting = client.stream('never sent');
         waiting.cancel();
@@ -258,7 +253,7 @@ def test_stopping_keeps_the_part_and_what_waits_is_never_sent(
     assert texts == ["a"]
 
 
-def test_refusals_have_the_codes_of_the_wire(run: InNode, keyed_server: LiveServer) -> None:
+def test_refusals_have_the_codes_of_the_wire(run: Run, keyed_server: LiveServer) -> None:
     body = """
         const client = await open();
         tell({
@@ -286,7 +281,7 @@ def test_refusals_have_the_codes_of_the_wire(run: InNode, keyed_server: LiveServ
     }
 
 
-def test_conversations_are_made_listed_renamed_and_deleted(run: InNode, server: LiveServer) -> None:
+def test_conversations_are_made_listed_renamed_and_deleted(run: Run, server: LiveServer) -> None:
     told = run(
         server,
         """
@@ -317,7 +312,7 @@ def test_conversations_are_made_listed_renamed_and_deleted(run: InNode, server: 
 
 
 def test_what_is_typed_goes_out_once_it_rests_and_its_lane_becomes_the_questions(
-    run: InNode, server: LiveServer
+    run: Run, server: LiveServer
 ) -> None:
     told = run(
         server,
