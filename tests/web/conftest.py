@@ -102,6 +102,18 @@ def proxy(loop: LoopThread, server: LiveServer) -> Iterator[Proxy]:
     running.stop()
 
 
+@pytest.fixture(scope="module")
+def ready(browser: Chrome) -> Iterator[Page]:
+    """The page, whose modules a script may import; the same one for all these tests."""
+    loop = LoopThread()
+    server = LiveServer(loop)
+    browser.get(server.url)
+    yield Page(browser)
+    browser.get("about:blank")
+    server.stop()
+    loop.end()
+
+
 @pytest.fixture
 def in_node() -> InNode:
     """Runs scripts in Node."""

@@ -47,6 +47,17 @@ class Page:
         """What a piece of JavaScript returns."""
         return self.browser.execute_script(script, *arguments)
 
+    def asynchronous(self, body: str, *arguments: object) -> Any:
+        """What an asynchronous piece of JavaScript returns; `given` are the arguments."""
+        script = (
+            "const given = [...arguments]; const done = given.pop();"
+            f"(async () => {{ {body} }})()"
+            ".then(done, (error) => done('FAILED ' + error.stack))"
+        )
+        result = self.browser.execute_async_script(script, *arguments)
+        assert not str(result).startswith("FAILED"), result
+        return result
+
     def one(self, selector: str) -> WebElement:
         """The first element, once it is there."""
         return until(lambda: next(iter(self.all(selector)), None), selector)

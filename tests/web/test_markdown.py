@@ -5,13 +5,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import time_scale
-from tests.web.live import LiveServer, LoopThread
-from tests.web.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from selenium.webdriver import Chrome
+    from tests.web.page import Page
 
 # For the tests' scripts: a text as the page shows it, whole or in pieces.
 HELPERS = """
@@ -71,28 +67,9 @@ https://a.example/x. <https://b.example> <b>raw</b>
 """
 
 
-@pytest.fixture(scope="module")
-def ready(browser: Chrome) -> Iterator[Page]:
-    """The page, whose modules a script may import; the same one for all these tests."""
-    loop = LoopThread()
-    server = LiveServer(loop)
-    browser.get(server.url)
-    yield Page(browser)
-    browser.get("about:blank")
-    server.stop()
-    loop.end()
-
-
 def asynchronous(page: Page, body: str, *arguments: object) -> Any:
-    """What an asynchronous piece of JavaScript returns; `given` are the arguments."""
-    script = (
-        "const given = [...arguments]; const done = given.pop();"
-        f"(async () => {{ {HELPERS} {body} }})()"
-        ".then(done, (error) => done('FAILED ' + error.stack))"
-    )
-    result = page.browser.execute_async_script(script, *arguments)
-    assert not str(result).startswith("FAILED"), result
-    return result
+    """What a script returns that has `HELPERS`."""
+    return page.asynchronous(HELPERS + body, *arguments)
 
 
 @pytest.mark.parametrize(
