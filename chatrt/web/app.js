@@ -12,6 +12,7 @@ import { Sidebar } from './sidebar.js';
 import { copy } from './turn-view.js';
 
 const KEY = 'chatrt.key'; // sessionStorage: gone with the tab
+const DRAFT = 'chatrt.draft'; // sessionStorage: what stands in the prompt, for after a reload
 const TYPES_AHEAD = 'chatrt.types-ahead'; // localStorage: a choice, no secret
 const RETRY_MS = 1500;
 
@@ -111,7 +112,7 @@ function signOut({ wrong = false } = {}) {
   left?.close();
   sessionStorage.clear();
   byId('announcer').replaceChildren();
-  prompt.value = '';
+  setPrompt('');
   chat.clear();
   chat.use(null);
   sidebar.use(null);
@@ -167,17 +168,26 @@ async function send() {
   const text = prompt.value;
   if (!text.trim() || isSending || chat.running || client?.state !== 'open') return;
   isSending = true;
-  prompt.value = '';
-  fit();
+  setPrompt('');
   try {
     await chat.send(text);
   } catch (error) {
-    if (!prompt.value) prompt.value = text; // it was not sent: nothing is lost
-    fit();
+    if (!prompt.value) setPrompt(text); // it was not sent: nothing is lost
     tellAbove(error.message);
   } finally {
     isSending = false;
   }
+}
+
+function setPrompt(text) {
+  prompt.value = text;
+  keepDraft();
+  fit();
+}
+
+function keepDraft() {
+  if (prompt.value) sessionStorage.setItem(DRAFT, prompt.value);
+  else sessionStorage.removeItem(DRAFT);
 }
 
 /** As high as its text, where the style sheet cannot say so. */
@@ -208,6 +218,7 @@ typesAhead.onchange = () => {
   if (!typesAhead.checked) chat.typing('');
 };
 prompt.oninput = () => {
+  keepDraft();
   fit();
   if (typesAhead.checked) chat.typing(prompt.value);
 };
@@ -252,4 +263,5 @@ byId('turns').addEventListener('click', ({ target }) => {
   if (code && target.classList.contains('copy')) copy(target, code.querySelector('code').textContent);
 });
 
+setPrompt(sessionStorage.getItem(DRAFT) ?? '');
 start();

@@ -115,6 +115,19 @@ def test_a_reload_goes_on_with_the_answer_that_runs(page: Page, server: LiveServ
     page.wait_answers("You said: hello", "".join(LONG).strip())
 
 
+def test_a_draft_outlives_a_reload_until_it_is_sent(page: Page, server: LiveServer) -> None:
+    page.open(server.url)
+    page.one("#prompt").send_keys("half a thought")
+    page.browser.refresh()
+    page.wait_usable()
+    assert page.one("#prompt").get_property("value") == "half a thought"
+    page.ask(", and its end")
+    page.wait_answers("You said: half a thought, and its end")
+    page.browser.refresh()
+    page.wait_usable()
+    assert page.one("#prompt").get_property("value") == ""
+
+
 def test_what_another_client_asks_shows_up_here(page: Page, server: LiveServer) -> None:
     page.open(server.url)
     page.ask("hello")
@@ -231,8 +244,8 @@ def test_nothing_is_sent_ahead_where_the_switch_is_off(page: Page, server: LiveS
     page.browser.refresh()
     page.wait_usable()
     assert not page.one("#types-ahead").is_selected()
-    page.ask("sent")
-    page.wait_answers("You said: sent")
+    page.ask(", sent")
+    page.wait_answers("You said: a secret draft, sent")
     assert typed(server) == []
 
 
