@@ -131,6 +131,6 @@ def _need(path: Path) -> None:
     if path.exists():
         return
     sentence = f"{path} is not there: `make clients` installs the clients"
-    if os.environ.get("CHATRT_REQUIRE_CLIENTS"):
+    if os.environ.get("CHATRT_TEST_REQUIRE_CLIENTS"):
         pytest.fail(sentence)
     pytest.skip(sentence)
