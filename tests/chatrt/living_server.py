@@ -115,6 +115,21 @@ class MortalHost(EngineHost):
             super()._run()
 
 
+class PacedEngine(Engine):
+    """Is seldom asked to look after its copies while it is held, as one that waits for a disk.
+
+    Its steps are counted then, and an idle one would use them up before anything is asked of it.
+    """
+
+    pace: Pace
+
+    @property
+    def poll_s(self) -> float | None:
+        """As the engine says, while it steps freely."""
+        due_s = super().poll_s
+        return due_s if due_s is None or self.pace.is_free else max(due_s, 0.25)
+
+
 class Pace:
     """Lets an engine step freely, so many steps, or never again; for its thread and the test's."""
 
@@ -123,6 +138,11 @@ class Pace:
         self._permits: int | None = None  # None: as many as it likes
         self._is_dead = False
         self._is_idle = True
+
+    @property
+    def is_free(self) -> bool:
+        """Whether steps are not counted."""
+        return self._permits is None
 
     def hold(self) -> None:
         """No further step, until `allow` or `free`."""
@@ -257,7 +277,7 @@ class LivingServer:
         limits = SchedulerLimits(max_num_batched_tokens=target.batches.max_rows)
         costs = LinearCostModel(fixed_ms=0.2, decode_row_ms=0.05, prefill_row_ms=0.02)
         seeds = itertools.count(time.time_ns() % 2**40)
-        engine = Engine(
+        engine = PacedEngine(
             target,
             sessions=sessions,
             scheduler=Scheduler(sessions, limits, costs),
@@ -271,6 +291,7 @@ class LivingServer:
             clock=time.perf_counter_ns,
             draw_seed=lambda: next(seeds),
         )
+        engine.pace = self.pace
         copier = self._copier([target.kv, heads.kv], engine)
         engine.step = self.pace.paced(engine.step)  # type: ignore[method-assign]  # held by tests
         self.engine = engine
