@@ -127,14 +127,14 @@ class TorchPageMoves:
 
     def gather(self, page_ids: Sequence[int], out: Tensor) -> None:
         """One gather for each tensor."""
+        ids = _on(page_ids, out.device)
         for one, part in self._parts(out[: len(page_ids)]):
-            ids = torch.tensor(page_ids, dtype=torch.int64, device=out.device)
             part.copy_(one.runs.index_select(1, ids).movedim(0, 1))
 
     def scatter(self, page_ids: Sequence[int], source: Tensor) -> None:
         """One scatter for each tensor."""
+        ids = _on(page_ids, source.device)
         for one, part in self._parts(source[: len(page_ids)]):
-            ids = torch.tensor(page_ids, dtype=torch.int64, device=source.device)
             one.runs.index_copy_(1, ids, part.movedim(0, 1))
 
     def _parts(self, pages: Tensor) -> Iterable[tuple[PageRuns, Tensor]]:
@@ -161,6 +161,11 @@ def independent(copies: Iterable[RowCopy]) -> list[list[RowCopy]]:
         read.add(copy.src)
         written.add(copy.dst)
     return batches
+
+
+def _on(page_ids: Sequence[int], device: torch.device) -> Tensor:
+    """The ids on a device, which is not waited for: a driver takes so small a list at once."""
+    return torch.tensor(page_ids, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def _bytes_in(pages: Tensor, page_dim: int) -> int:
