@@ -131,6 +131,13 @@ def test_what_nobody_asked_for_is_told_beside_what_runs() -> None:
     assert top_figures.work_line(server).startswith("running 1: 1 decode · 2 prepared · queue 3")
 
 
+def test_what_was_compiled_after_the_server_was_ready_is_told_if_anything_was() -> None:
+    none = LiveServer(late_compilations={"kernel": 0, "graph": 0})
+    assert "compiled" not in top_figures.work_line(none)
+    some = LiveServer(late_compilations={"kernel": 2, "graph": 1})
+    assert top_figures.work_line(some).endswith(" · 3 compiled late")
+
+
 def test_a_drafting_server_says_how_drafts_fared_and_over_which_time() -> None:
     made = Acceptance(window_s=60.0, drafted=4, accepted=3, num_passes=2, num_emitted=5)
     server = LiveServer(acceptance=made, sockets=Sockets(1, 2000, 1500))

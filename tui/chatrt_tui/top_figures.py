@@ -204,7 +204,10 @@ def headline(server: LiveServer) -> str:
 
 
 def work_line(server: LiveServer) -> str:
-    """Turns that run, by phase, the queue, sessions that are parked, steps per second."""
+    """Turns that run, by phase, the queue, sessions that are parked, steps per second.
+
+    What was compiled after the server was ready stands there if anything was.
+    """
     phases = ", ".join(
         f"{number} {clean_line(name)}"
         for name, number in server.phases.items()
@@ -212,12 +215,14 @@ def work_line(server: LiveServer) -> str:
     )
     prepared = server.phases.get(_PREPARED, 0)
     parked = server.sessions.get("parked", 0)
+    late = sum(server.late_compilations.values())
     parts = (
         f"running {server.num_running}" + (f": {phases}" if phases else ""),
         *([f"{prepared} prepared"] if prepared else []),
         f"queue {server.num_waiting}",
         f"{parked} session{_s(parked)} parked",
         f"{server.steps.per_s:.0f} steps/s",
+        *([f"{late} compiled late"] if late else []),
     )
     return " · ".join(parts)
 
