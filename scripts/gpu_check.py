@@ -180,13 +180,16 @@ def _passes(check: Check, name: str, made: RandomModel, theirs_ms: float) -> Non
 
 def _page_copies(check: Check, name: str, target: Any) -> None:
     """Pages out and back as the server copies them, beside plain copies of pinned memory."""
-    from chatrt.testing.gpu_pages import page_speeds, wrong_pages
+    from chatrt.testing.gpu_pages import page_speeds, row_copies_ms, wrong_pages
     from chatrt_kernels.streams import cuda_streams
     from chatrt_kernels.triton.page_moves import TritonPageMoves
 
     streams = cuda_streams(check.device)
     wrong = wrong_pages(target.kv, streams, TritonPageMoves)
     check.add(name, "pages that differ once they were out and back", wrong, at_most=0)
+    together_ms, apart_ms = row_copies_ms(target.kv, TritonPageMoves)
+    check.add(name, "rows of 8 pages copied on write, ms", together_ms)
+    check.add(name, "one by one ÷ together", apart_ms / together_ms)
     speeds = page_speeds(target.kv, streams, TritonPageMoves)
     check.add(name, "pinned copy to main memory, GB/s", speeds.plain_out)
     check.add(name, "pinned copy back, GB/s", speeds.plain_back)

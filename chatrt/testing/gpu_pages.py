@@ -97,6 +97,23 @@ def wrong_pages(
     return int(differs.sum())
 
 
+def row_copies_ms(
+    kv: KVCache, make_moves: MakePageMoves, num_copies: int = 8
+) -> tuple[float, float]:
+    """Milliseconds of copies on write, half a page each: by these moves, and one by one."""
+    copies = [PageCopy(2 * i, 2 * i + 1, kv.page_size // 2) for i in range(num_copies)]
+    before = [one.runs[:, : 2 * num_copies].clone() for one in kv.runs()]
+    device, own = kv.data.device, kv.moves
+    kv.move_pages_by(make_moves)
+    together_ms = median_ms(lambda: kv.copy_rows(copies), device, 10)
+    kv.moves = None
+    apart_ms = median_ms(lambda: kv.copy_rows(copies), device, 10)
+    kv.moves = own
+    for one, old in zip(kv.runs(), before, strict=True):
+        one.runs[:, : 2 * num_copies] = old
+    return together_ms, apart_ms
+
+
 @dataclass(frozen=True, slots=True)
 class PageSpeeds:
     """GB/s (10⁹ bytes) of pages that leave the device and come back, beside plain copies.

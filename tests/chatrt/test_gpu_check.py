@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from chatrt.testing.gpu_models import SHAPES, RandomModel, TargetOptions, target_of
-from chatrt.testing.gpu_pages import check_moves, page_speeds, wrong_pages
+from chatrt.testing.gpu_pages import check_moves, page_speeds, row_copies_ms, wrong_pages
 from chatrt.testing.gpu_parity import KV_DTYPES, check_kernels
 from chatrt.testing.gpu_times import (
     copy_gbs,
@@ -132,6 +132,8 @@ def test_pages_that_went_out_and_back_to_be_timed_are_as_they_were(
     assert min(astuple(speeds)) > 0
     assert torch.equal(kv.data, before)
     assert wrong_pages(kv, streams, TritonPageMoves, num_pages=num_pages) == 0
+    assert min(row_copies_ms(kv, TritonPageMoves, num_copies=2)) > 0
+    assert torch.equal(kv.data, before)
 
 
 def test_pages_that_do_not_come_back_are_found(tmp_path: Path) -> None:
