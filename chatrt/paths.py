@@ -100,6 +100,11 @@ class Paths:
         return self.state / "api-key"
 
     @property
+    def terminal_state(self) -> Path:
+        """What the terminal client remembers: its theme."""
+        return self.state / "terminal.json"
+
+    @property
     def config_file(self) -> Path:
         """Settings that a person wrote."""
         return self.config / "config.toml"

@@ -7,13 +7,17 @@ Never imports torch.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chatrt.cli import common
+from chatrt.errors import InvalidValue
 from chatrt.launch import attach_or_start, find_server
 from chatrt.settings import describe
+
+if TYPE_CHECKING:
+    import ssl as ssl_module
 
 _TYPING_AHEAD = describe()["typing_ahead"].doc
 _SCHEMES = ("ws://", "wss://", "http://", "https://")
@@ -36,6 +40,12 @@ def chat(
         typer.Option(
             "--typing-ahead/--no-typing-ahead",
             help=f"{_TYPING_AHEAD[0].upper()}{_TYPING_AHEAD[1:]}. [on]",
+        ),
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Certificates (PEM) to trust at a wss:// address; default: the system's."
         ),
     ] = None,
     inline: Annotated[bool, typer.Option("--inline", help="Keep the shell visible.")] = False,
@@ -61,9 +71,33 @@ def chat(
     # The terminal client is a package of its own, and only this command needs it.
     from chatrt_tui.main import run
 
-    run(endpoint.url, endpoint.api_key, inline=inline, typing_ahead=settings.typing_ahead)
+    run(
+        endpoint.url,
+        endpoint.api_key,
+        inline=inline,
+        typing_ahead=settings.typing_ahead,
+        ssl=None if ca_file is None else _trusting(ca_file),
+        state_file=paths.terminal_state,
+    )
     if find_server(paths) is not None:
         typer.echo("The server keeps running for a while; `chatrt stop` ends it.", err=True)
+
+
+def _trusting(ca_file: Path) -> ssl_module.SSLContext:
+    """What verifies a server by these certificates alone.
+
+    Raises:
+        InvalidValue: The file cannot be read, or holds no certificate.
+    """
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        reason = (
+            "it holds no PEM certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        )
+        raise InvalidValue(f"--ca-file {ca_file} cannot be used: {reason}") from None
 
 
 def register(app: typer.Typer) -> None:

@@ -64,26 +64,28 @@ class TurnDone:
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """From here on turns of others in the conversation are told; `items` are its messages so far.
+    """From here on turns of others in the conversation are told; `turns` are all there are so far.
 
     It comes again with each new connection, and those turns that still run are told from their
     start then. Where the server lets the conversation not be watched, it comes all the same.
     """
 
     conversation_id: str
-    items: Sequence[dict[str, Any]]
+    turns: Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class OtherTurnBegan:
     """Another connection's question is being answered.
 
-    `parent_id` is the response that it named; None for one that follows the conversation's newest.
+    `parent_id` is the response that it named; None for one that follows the conversation's newest,
+    or is a first turn in a branch of its own (`begins_branch`).
     """
 
     conversation_id: str
     response_id: str
     parent_id: str | None
+    begins_branch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,12 @@ class OtherTurnText:
 
 @dataclass(frozen=True, slots=True)
 class OtherTurnDone:
-    """That answer ended; the conversation's `items` say what was asked (none: unknown)."""
+    """That answer ended; the conversation's `turns` say what was asked (none: unknown)."""
 
+    conversation_id: str
     response_id: str
     result: TurnResult
-    items: Sequence[dict[str, Any]]
+    turns: Sequence[dict[str, Any]]
 
 
 ThreadEvent: TypeAlias = (

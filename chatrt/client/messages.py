@@ -9,7 +9,7 @@ Invariant: an event's `received_ns` was taken as its bytes left the socket, befo
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from chatrt import errors
@@ -186,6 +186,15 @@ class TurnRecorder:
             reason=details.get("reason"),
             error=error or (error_from_wire(failure, 500) if failure else None),
         )
+
+
+def result_of(response: Mapping[str, Any]) -> TurnResult:
+    """A turn of before, as its stored `response` object tells it; the TTFT is the server's."""
+    recorder = TurnRecorder(0)
+    recorder.response_id = response.get("id")
+    result = recorder.settled(response)
+    server_ms = result.timing.get("ttft_ms")
+    return replace(result, ttft_ms=float(server_ms) if server_ms is not None else None)
 
 
 def output_text(response: Mapping[str, Any]) -> str:

@@ -34,6 +34,7 @@ from chatrt.errors import ChatrtError, NotFound, ServerUnavailable
 if TYPE_CHECKING:
     import ssl as ssl_module
     from collections.abc import Callable, Coroutine, Iterator
+    from concurrent.futures import Future
 
     from chatrt.client.answer import Answer
     from chatrt.client.batches import Post
@@ -131,6 +132,18 @@ class ClientThread:
         `Watching` comes first, then their turns; ours are never among them.
         """
         self._call(self._watcher.watch, conversation_id)
+
+    def rename(self, conversation_id: str, title: str) -> Future[None]:
+        """Give a conversation another title; the future raises what the server says to that.
+
+        Without a connection it raises `ServerUnavailable` at once: nothing is tried later.
+        """
+        return asyncio.run_coroutine_threadsafe(self._rename(conversation_id, title), self._loop)
+
+    async def _rename(self, conversation_id: str, title: str) -> None:
+        if self._client is None:
+            raise ServerUnavailable("there is no connection to the server")
+        await self._client.rename_conversation(conversation_id, title)
 
     def stop(self, turn_id: int) -> None:
         """Stop a turn: its `TurnDone` has the part of the answer that was sent.

@@ -4,7 +4,7 @@ Knows: which conversation is watched, what was asked there before and what is be
 Does not know: sockets, reconnecting, this program's own turns, what is shown.
 Invariant: nothing is told of a conversation before `Watching` was, which says what came before. A
 question is known to the server's list once its turn has ended, so it comes with the end.
-Cost: the conversation's messages are fetched once for each watch and each turn of others.
+Cost: the conversation's turns are fetched once for each watch and each turn of others.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class _Reading:
         """Tell what comes, until the connection is lost."""
         watch = await self._subscribed()
         try:
-            items = await self._items()
+            turns = await self._turns()
             if self._client.is_lost:
                 return
-            self._batcher.add(Watching(self._conversation_id, items))
+            self._batcher.add(Watching(self._conversation_id, turns))
             if watch is not None:
                 async for watched in watch:
                     await self._tell(watched)
@@ -92,9 +92,9 @@ class _Reading:
             _logger.debug("conversation %s is not watched: %s", self._conversation_id, error)
             return None
 
-    async def _items(self) -> Sequence[dict[str, Any]]:
+    async def _turns(self) -> Sequence[dict[str, Any]]:
         try:
-            return await self._client.http.items(self._conversation_id)
+            return await self._client.http.turns(self._conversation_id)
         except ChatrtError as error:
             _logger.debug("conversation %s is not read: %s", self._conversation_id, error)
             return ()
@@ -106,14 +106,23 @@ class _Reading:
         recorder = self._recorders[response_id]
         recorder.add(event)
         if event.type == CREATED_TYPE:
-            parent_id = event.data["response"].get("previous_response_id")
-            self._batcher.add(OtherTurnBegan(self._conversation_id, response_id, parent_id))
+            self._batcher.add(_began(self._conversation_id, response_id, event.data["response"]))
         elif event.type == DELTA_TYPE:
             self._batcher.add(OtherTurnText(response_id, event.delta))
         else:
             del self._recorders[response_id]
-            result, items = _as_served(recorder.result()), await self._items()
-            self._batcher.add(OtherTurnDone(response_id, result, items))
+            result, turns = _as_served(recorder.result()), await self._turns()
+            self._batcher.add(OtherTurnDone(self._conversation_id, response_id, result, turns))
+
+
+def _began(conversation_id: str, response_id: str, response: dict[str, Any]) -> OtherTurnBegan:
+    ours = response.get("chatrt") or {}
+    return OtherTurnBegan(
+        conversation_id,
+        response_id,
+        response.get("previous_response_id"),
+        begins_branch=bool(ours.get("new_branch")),
+    )
 
 
 def _as_served(result: TurnResult) -> TurnResult:

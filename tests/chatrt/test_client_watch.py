@@ -208,14 +208,62 @@ async def test_turns_of_others_are_told_with_their_question_at_the_end(
         result = await go_on(chat, await begun(chat, other, **follow_up))
         done = await seen.wait(of(OtherTurnDone))
         (watching,), (began,) = all_of(seen, Watching), all_of(seen, OtherTurnBegan)
-        assert [item["role"] for item in watching.items] == ["user", "assistant"]
+        assert [turn["id"] for turn in watching.turns] == [first.response_id]
         assert began == OtherTurnBegan(conversation_id, result.response_id or "", first.response_id)
         assert "".join(one.text for one in all_of(seen, OtherTurnText)) == result.text
         assert isinstance(done, OtherTurnDone)
         assert done.result.text == result.text
         assert done.result.ttft_ms == done.result.timing["ttft_ms"]
-        assert done.items[-2]["content"][0]["text"] == "hello"
+        assert done.conversation_id == conversation_id
+        assert done.turns[-1]["input"][0]["content"][0]["text"] == "hello"
+        assert done.turns[-1]["previous_response_id"] == first.response_id
         assert seen.threads == {"chatrt-client"}
+
+
+async def test_a_first_turn_of_others_in_a_branch_of_its_own_is_told_as_such(
+    tokenizer: Tokenizer,
+) -> None:
+    async with (
+        running(tokenizer) as (_, server),
+        on_a_thread(server) as (client, seen),
+        await connected(server) as other,
+    ):
+        conversation_id = await other.create_conversation()
+        await (await other.chat("one", conversation=conversation_id)).collect()
+        client.watch(conversation_id)
+        await seen.wait(of(Watching))
+        for options in ({"new_branch": True}, {}):
+            await (await other.chat("x", conversation=conversation_id, chatrt=options)).collect()
+        await eventually(lambda: len(all_of(seen, OtherTurnDone)) == 2)
+        began = all_of(seen, OtherTurnBegan)
+        assert [(one.parent_id, one.begins_branch) for one in began] == [
+            (None, True),
+            (None, False),
+        ]
+
+
+async def test_a_conversation_is_renamed_over_the_threads_connection(tokenizer: Tokenizer) -> None:
+    async with (
+        running(tokenizer) as (_, server),
+        on_a_thread(server) as (client, _seen),
+        await connected(server) as other,
+    ):
+        conversation_id = await other.create_conversation("old")
+        await eventually(lambda: client._client)
+        await asyncio.wrap_future(client.rename(conversation_id, "new"))
+        assert [one["title"] for one in await other.http.conversations()] == ["new"]
+        with pytest.raises(NotFound, match="conv_unknown"):
+            await asyncio.wrap_future(client.rename("conv_unknown", "x"))
+
+
+async def test_without_a_connection_a_new_title_is_refused_at_once() -> None:
+    client = ClientThread("ws://127.0.0.1:1", api_key=None, post=Recorder())
+    client.start()
+    try:
+        with pytest.raises(ServerUnavailable, match="no connection"):
+            await asyncio.wrap_future(client.rename("conv", "never"))
+    finally:
+        await asyncio.to_thread(client.close)
 
 
 async def test_a_conversation_that_is_left_is_told_of_no_more(tokenizer: Tokenizer) -> None:
@@ -280,6 +328,6 @@ async def test_what_others_asked_during_an_outage_is_among_the_messages_told_beh
         result = await go_on(chat, answer)
         await eventually(lambda: len(all_of(seen, Watching)) == 3)
         # By then it has ended, or its end is told.
-        await eventually(lambda: all_of(seen, Watching)[-1].items or all_of(seen, OtherTurnDone))
+        await eventually(lambda: all_of(seen, Watching)[-1].turns or all_of(seen, OtherTurnDone))
         told = all_of(seen, OtherTurnDone) or all_of(seen, Watching)
-        assert told[-1].items[-1]["response_id"] == result.response_id
+        assert told[-1].turns[-1]["id"] == result.response_id

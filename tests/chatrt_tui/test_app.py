@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
+from chatrt_tui.commands import COMMANDS
 from chatrt_tui.prompt import Prompt
 from tests.chatrt_tui.driving import answer, app_at, idle, say, screen_text, until
 
@@ -30,8 +31,10 @@ async def test_every_action_is_in_the_command_palette() -> None:
         await say(pilot, "hi")
         await until(lambda: idle(app) and answer(app))
         assert {"New chat", "Conversations", "Details", "Copy answer", "Quit"} <= commands(app)
-        app.action_copy_answer()
-        assert app.clipboard == "**x**"
+        shown = {title.partition(":")[0] for title in commands(app)}
+        assert {command.title for command in COMMANDS} <= shown
+        await say(pilot, "/copy")
+        await until(lambda: app.clipboard == "**x**")
 
 
 async def test_the_palette_offers_stop_only_while_an_answer_runs() -> None:

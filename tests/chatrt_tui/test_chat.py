@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from functools import partial
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 from textual import events
 
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
+from chatrt_tui.answer_view import AnswerView
 from chatrt_tui.chat import Chat
 from chatrt_tui.code import CodeBlock
 from chatrt_tui.prompt import Prompt
 from chatrt_tui.status import Banner, StatusLine
-from chatrt_tui.transcript import AnswerView, Transcript, UserMessage
+from chatrt_tui.transcript import Transcript
+from chatrt_tui.turn_view import UserMessage
 from tests.chatrt_tui.driving import (
     TIME_SCALE,
     answer,
@@ -77,11 +80,12 @@ async def test_the_status_line_shows_the_last_turns_figures_and_the_details_all_
         await until(lambda: "tok/s" in figures(app))
         assert figures(app).startswith("TTFT ")
         assert figures(app).endswith(" ms · 243 tok/s · 96 % cached · 812/8192 tokens")
-        assert "prefill 4.8" not in screen_text(app)
+        prefill = re.compile(r"prefill +█+ +4\.8 ms")
+        assert not prefill.search(screen_text(app))
         await pilot.press("ctrl+t")
-        await until(lambda: "prefill 4.8" in screen_text(app))
+        await until(lambda: prefill.search(screen_text(app)))
         await pilot.press("ctrl+t")
-        await until(lambda: "prefill 4.8" not in screen_text(app))
+        await until(lambda: not prefill.search(screen_text(app)))
 
 
 async def test_figures_are_shown_once_and_move_under_their_answer_when_the_next_one_runs() -> None:

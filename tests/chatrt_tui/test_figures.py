@@ -52,46 +52,6 @@ def test_the_summary_reads_like_the_status_line() -> None:
 def test_what_is_not_known_is_left_out() -> None:
     assert figures.summary(replace(RESULT, timing={}, usage={}, ttft_ms=123.4)) == "TTFT 123 ms"
     assert figures.summary(replace(RESULT, timing={}, usage={}, ttft_ms=None)) == ""
-    assert figures.details(replace(RESULT, timing={}, usage={}, ttft_ms=None)) == ""
-
-
-def test_details_tell_stages_tokens_gaps_and_drafts_and_leave_out_what_is_0() -> None:
-    text = figures.details(RESULT)
-    assert "TTFT  8.0 ms, 7.2 ms of it in the server" in text
-    assert "stages  queue 0.1 · prefill 5.9 ms" in text.splitlines()
-    assert "tokens  768 cached · 32 computed · 12 written" in text.splitlines()
-    assert "gaps  p50 4.1 · max 11 ms" in text
-    assert "19 of 30 accepted (ngram)" in text
-    assert text.splitlines()[3] == (
-        "cache miss  the template writes an earlier answer differently now, "
-        "from token 768 on: '<think>' was cached, '\\n' is asked for"
-    )
-
-
-def test_tokens_that_were_typed_ahead_are_told_beside_those_that_were_cached() -> None:
-    kv = {"reused_tokens": 90, "typed_ahead_tokens": 7, "computed_tokens": 3}
-    text = figures.details(replace(RESULT, usage={}, timing={"kv": kv}))
-    assert "tokens  90 cached, 7 of them typed ahead · 3 computed" in text.splitlines()
-
-
-def test_details_of_an_answer_in_one_delta_have_no_gaps() -> None:
-    gaps = {"p50": None, "p95": None, "p99": None, "max": None, "n": 0}
-    text = figures.details(replace(RESULT, timing={**RESULT.timing, "gap_ms": gaps}))
-    assert "gaps" not in text
-
-
-def test_a_miss_without_a_divergence_names_no_token() -> None:
-    kv = {"miss_reason": "evicted", "first_divergence": None}
-    text = figures.details(replace(RESULT, timing={"kv": kv}))
-    assert "cache miss  the server had given some of these pages away" in text.splitlines()
-
-
-def test_a_divergence_at_an_end_and_a_reason_of_tomorrow_are_told_as_far_as_they_go() -> None:
-    first = {"position": 9, "held": None, "asked": {"id": 6, "text": ""}}
-    kv = {"miss_reason": "moon_phase", "first_divergence": first}
-    text = figures.details(replace(RESULT, timing={"kv": kv}))
-    told = "cache miss  moon phase, from token 9 on: the end was cached, token 6 is asked for"
-    assert told in text.splitlines()
 
 
 def test_left_out_turns_are_told_in_words_and_in_the_status() -> None:

@@ -13,11 +13,13 @@ from chatrt.client import ChatClient, ResponseRequest
 from chatrt.params import SamplingParams
 from chatrt.testing.serving import serving as serving_port
 from chatrt.testing.tokenizer import tiny_tokenizer
+from chatrt_tui.answer_view import AnswerView, Note
 from chatrt_tui.app import ChatApp
 from chatrt_tui.chat import Chat as ChatWidget
 from chatrt_tui.clean import clean_text
 from chatrt_tui.status import Banner
-from chatrt_tui.transcript import AnswerView, Note, Transcript, UserMessage
+from chatrt_tui.transcript import Transcript
+from chatrt_tui.turn_view import UserMessage
 from tests.chatrt.service_support import MODEL, Chat, serving
 from tests.chatrt_tui.driving import answer, prompt_text, say, screen_text, state, until
 
@@ -92,11 +94,11 @@ def is_idle(app: ChatApp) -> bool:
 
 def transcript(app: ChatApp) -> list[str]:
     """All that was asked and answered, in the order shown."""
-    shown = app.query_one(Transcript).children
+    views = app.query_one(Transcript).views
     return [
-        child.text if isinstance(child, AnswerView) else str(child.render())
-        for child in shown
-        if isinstance(child, UserMessage | AnswerView)
+        said
+        for view in views
+        for said in (str(view.query_one(UserMessage).render()), view.query_one(AnswerView).text)
     ]
 
 
@@ -120,7 +122,7 @@ async def open_first(app: ChatApp, pilot: Pilot[None]) -> None:
 
 
 def conversation_of(app: ChatApp) -> str | None:
-    return app.query(ChatWidget).first().conversation_id if app.query(ChatWidget) else None
+    return app.query(ChatWidget).first().conversation.id if app.query(ChatWidget) else None
 
 
 def is_watching(app: ChatApp) -> bool:

@@ -8,7 +8,9 @@ import pytest
 from textual.widgets import Markdown
 
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
-from chatrt_tui.transcript import AnswerView, Note, Transcript, UserMessage
+from chatrt_tui.answer_view import AnswerView, Note
+from chatrt_tui.transcript import Transcript
+from chatrt_tui.turn_view import UserMessage
 from tests.chatrt_tui.driving import app_at, screen_text, until
 
 if TYPE_CHECKING:
@@ -25,9 +27,9 @@ async def app() -> AsyncIterator[ChatApp]:
 
 async def asked(app: ChatApp) -> AnswerView:
     """The answer, empty so far, to a question in the transcript."""
-    view = AnswerView()
-    await app.query_one(Transcript).add_turn("why?", view)
-    return view
+    here = app._chat.conversation
+    turn = here.new_turn("why?", here.tree.root)
+    return (await app.query_one(Transcript).add_turn(turn)).answer
 
 
 def placeholder(view: AnswerView) -> str | None:
@@ -69,7 +71,8 @@ async def test_an_answer_that_ends_at_once_is_whole(app: ChatApp) -> None:
 
 async def test_a_question_and_its_answer_come_in_this_order(app: ChatApp) -> None:
     view = await asked(app)
-    children = list(app.query_one(Transcript).children)
-    assert isinstance(children[-2], UserMessage)
-    assert children[-1] is view
+    (turn,) = app.query_one(Transcript).views
+    shown = [child for child in turn.children if child.display]
+    assert isinstance(shown[-2], UserMessage)
+    assert shown[-1] is view
     assert placeholder(view) == "…"

@@ -7,18 +7,22 @@ Invariant: the client's thread only posts; no widget is touched from there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from textual.message import Message
+from textual.message_pump import MessagePump
 
 from chatrt.client import ClientThread
 
 if TYPE_CHECKING:
+    import ssl as ssl_module
     from collections.abc import Sequence
 
-    from textual.message_pump import MessagePump
-
     from chatrt.client.batches import ThreadEvent
+
+Connect: TypeAlias = Callable[[MessagePump], ClientThread]
+"""Makes the client of a widget, not yet started."""
 
 
 class ServerBatch(Message):
@@ -29,10 +33,15 @@ class ServerBatch(Message):
         self.events = events
 
 
-def client_for(target: MessagePump, url: str, api_key: str | None) -> ClientThread:
-    """A client, not yet started, whose batches arrive at `target` as `ServerBatch`."""
+def connecting_to(
+    url: str, api_key: str | None, ssl: ssl_module.SSLContext | None = None
+) -> Connect:
+    """What makes a client of the server at `url`, whose batches arrive as `ServerBatch`."""
 
-    def post(events: Sequence[ThreadEvent]) -> None:
-        target.post_message(ServerBatch(events))
+    def connect(target: MessagePump) -> ClientThread:
+        def post(events: Sequence[ThreadEvent]) -> None:
+            target.post_message(ServerBatch(events))
 
-    return ClientThread(url, api_key=api_key, post=post)
+        return ClientThread(url, api_key=api_key, post=post, ssl=ssl)
+
+    return connect

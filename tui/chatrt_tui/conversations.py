@@ -1,11 +1,13 @@
-"""The list of conversations: search, open, delete.
+"""The list of conversations: search, open, rename, export, delete.
 
 Knows: the HTTP routes for conversations, how one is shown on a line.
-Does not know: the transcript. The screen's result is the conversation to open.
+Does not know: the transcript, the connection. The screen's result is the conversation to open.
+Invariant: nothing is deleted at the first press, nothing is written over.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,16 +21,22 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from chatrt.errors import ChatrtError
+from chatrt_tui import export
+from chatrt_tui.branches import Tree
 from chatrt_tui.clean import clean_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from textual.app import ComposeResult
 
-    from chatrt.client import HttpRoutes
+    from chatrt.client import ClientThread
 
 _SHORTEST_TITLE = 8  # in cells
 _UNTITLED = "(no title)"
-_HELP = "Enter opens · Ctrl+D deletes · Esc goes back"
+_HELP = "Enter opens · Ctrl+R renames · Ctrl+E exports · Ctrl+D deletes · Esc goes back"
+_SEARCH = "Search in titles and texts"
+_TITLE_CHARS = 256  # the server takes no longer ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +104,29 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Back"),
+        Binding("ctrl+r", "rename", "Rename", priority=True),
+        Binding("ctrl+e", "export", "Export", priority=True),
         Binding("ctrl+d", "delete", "Delete", priority=True),
         Binding("up", "move(-1)", show=False, priority=True),
         Binding("down", "move(1)", show=False, priority=True),
     ]
 
-    def __init__(self, routes: HttpRoutes, current_id: str | None) -> None:
+    def __init__(self, client: ClientThread, current_id: str | None, *, folder: Path) -> None:
         super().__init__()
-        self._routes = routes
+        self._client = client
+        self._routes = client.http
         self._current_id = current_id
+        self._folder = folder
         self._rows: list[ConversationRow] = []
         self._to_delete: str | None = None
+        self._renamed: ConversationRow | None = None
+        self._query = ""
 
     def compose(self) -> ComposeResult:
         """Search line, list, help."""
         with Vertical() as box:
             box.border_title = "Conversations"
-            yield Input(placeholder="Search in titles and texts", compact=True)
+            yield Input(placeholder=_SEARCH, compact=True)
             yield OptionList()
             yield Static(_HELP, markup=False)
 
@@ -121,16 +135,17 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
         self._load("")
 
     @work(exclusive=True)
-    async def _load(self, query: str) -> None:
+    async def _load(self, query: str, *, told: str = "") -> None:
         try:
             rows = await self._routes.conversations(query)
         except ChatrtError as error:
             self._tell(error.message)
             return
         self._rows = [row for row in map(ConversationRow.of, rows) if row.num_turns]
-        self._fill(highlighted=0)
+        shown = self.query_one(OptionList).highlighted or 0
+        self._fill(highlighted=min(shown, len(self._rows) - 1) if told else 0)
         none_found = "Nothing found." if query else "No conversations yet."
-        self._tell(_HELP if self._rows else none_found)
+        self._tell(told if told and self._rows else _HELP if self._rows else f"{told} {none_found}")
 
     def on_resize(self) -> None:
         """Cut the titles anew, once the list has its new width."""
@@ -160,21 +175,80 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
 
     @on(Input.Changed)
     def _search(self, event: Input.Changed) -> None:
-        self._load(event.value)
+        if self._renamed is None and event.value != self._query:
+            self._query = event.value
+            self._load(event.value)
 
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
-    def _choose(self) -> None:
+    async def _choose(self) -> None:
         row = self._highlighted()
-        if row is not None:
+        if self._renamed is not None:
+            await self._rename(self._renamed, self.query_one(Input).value)
+        elif row is not None:
             self.dismiss(row)
 
     def action_close(self) -> None:
-        """Leave without choosing."""
-        self.dismiss(None)
+        """Leave without choosing, or without renaming."""
+        if self._renamed is not None:
+            self._end_renaming("")
+        else:
+            self.dismiss(None)
+
+    def action_rename(self) -> None:
+        """Let the line above the list be the highlighted conversation's title."""
+        row = self._highlighted()
+        if row is not None and self._renamed is None:
+            self._renamed = row
+            line = self.query_one(Input)
+            line.placeholder = "The new title"
+            line.value = "" if row.title == _UNTITLED else row.title
+            line.cursor_position = len(line.value)
+            line.focus()
+            self._tell("Enter gives it this title · Esc leaves the old one")
+
+    async def _rename(self, row: ConversationRow, title: str) -> None:
+        bare = clean_line(title)
+        if not bare or len(bare) > _TITLE_CHARS:
+            self._tell(f"A title has 1 to {_TITLE_CHARS} characters, this one has {len(bare)}.")
+            return
+        try:
+            await asyncio.wrap_future(self._client.rename(row.id, bare))
+        except ChatrtError as error:
+            self._tell(error.message)
+            return
+        self._end_renaming(f"Renamed to “{bare}”.")
+
+    def _end_renaming(self, told: str) -> None:
+        self._renamed = None
+        line = self.query_one(Input)
+        line.placeholder, line.value = _SEARCH, self._query
+        self._load(self._query, told=told)
+
+    @work(exclusive=True, group="export")
+    async def action_export(self) -> None:
+        """Write the highlighted conversation: its newest branch as Markdown, all as JSON."""
+        row = self._highlighted()
+        if row is None:
+            return
+        try:
+            turns = await self._routes.turns(row.id)
+            tree = Tree()
+            tree.merge(turns)
+            path = self._folder / export.file_name(row.title)
+            document = export.as_markdown(row.title, tree.path_to(tree.newest))
+            markdown = export.write_new(path.with_suffix(".md"), document)
+            document = export.as_json(row.id, row.title, turns)
+            json = export.write_new(path.with_suffix(".json"), document)
+        except ChatrtError as error:
+            self._tell(error.message)
+            return
+        self._tell(f"Written: {markdown} and {json.name}")
 
     def action_move(self, step: int) -> None:
         """Move the highlight, whatever has the focus."""
+        if self._renamed is not None:
+            return
         self._to_delete = None
         options = self.query_one(OptionList)
         options.action_cursor_down() if step > 0 else options.action_cursor_up()
@@ -182,7 +256,7 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
     async def action_delete(self) -> None:
         """Delete the highlighted conversation, at the second press."""
         row = self._highlighted()
-        if row is None:
+        if row is None or self._renamed is not None:
             return
         if row.id == self._current_id:
             self._tell("This one is open: start a new chat first.")
@@ -196,4 +270,4 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
         except ChatrtError as error:
             self._tell(error.message)
             return
-        self._load(self.query_one(Input).value)
+        self._load(self._query, told=f"Deleted “{row.title}”.")

@@ -6,6 +6,11 @@ Knows: how the app is run. Does not know: servers, settings; the command line ha
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl as ssl_module
+    from pathlib import Path
 
 # How soon the client's thread gets the interpreter back while the screen is painted: Python's own
 # 5 ms would be part of each TTFT, for the question to leave and again for its first text.
@@ -16,20 +21,24 @@ def run(
     url: str,
     api_key: str | None = None,
     *,
-    model: str | None = None,
     inline: bool = False,
     typing_ahead: bool = True,
+    ssl: ssl_module.SSLContext | None = None,
+    state_file: Path | None = None,
 ) -> None:
     """Chat with the server at `url` until the person quits; `inline` keeps the shell visible.
 
-    With `typing_ahead` what is being typed is sent before Enter, for the server to prefill.
+    With `typing_ahead` what is being typed is sent before Enter, for the server to prefill. `ssl`
+    says whom to trust at a `wss://` address (None: whom the system trusts); what the client is to
+    remember is kept in `state_file`.
     """
     # Imported here, so that a command line that only prints its help need not load Textual.
     from chatrt_tui.app import ChatApp
 
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     understand_alt_enter()
-    ChatApp(url, api_key, model=model, typing_ahead=typing_ahead).run(inline=inline)
+    app = ChatApp(url, api_key, typing_ahead=typing_ahead, ssl=ssl, state_file=state_file)
+    app.run(inline=inline)
 
 
 def understand_alt_enter() -> None:

@@ -1,7 +1,8 @@
 """The prompt: a text area in which Enter sends.
 
-Knows: its own text, the prompts sent before.
-Does not know: conversations, the server. It posts `Prompt.Submitted` and `Prompt.NotNow`.
+Knows: its own text, the prompts sent before, which texts are commands.
+Does not know: conversations, the server, what a command does. It posts `Prompt.Submitted`,
+`Prompt.Commanded`, `Prompt.Unknown` and `Prompt.NotNow`.
 Invariant: nothing but sending and the person's own keys ever changes the text. Sending takes the
 text in the same step as the key press, so what is typed right after it belongs to the next prompt.
 """
@@ -13,8 +14,12 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 from textual.widgets import TextArea
 
+from chatrt_tui import commands
+
 if TYPE_CHECKING:
     from textual import events
+
+    from chatrt_tui.commands import Command
 
 # The last two are how Shift+Enter and Alt+Enter arrive from terminals with `modifyOtherKeys`.
 _NEWLINE_KEYS = frozenset({"ctrl+j", "alt+enter", "shift+enter", "shift+\r", "\r"})
@@ -44,6 +49,21 @@ class Prompt(TextArea):
             super().__init__()
             self.text = text
 
+    class Commanded(Message):
+        """The person gives a command."""
+
+        def __init__(self, command: Command, argument: str) -> None:
+            super().__init__()
+            self.command = command
+            self.argument = argument
+
+    class Unknown(Message):
+        """The person gives a command that there is not; `told` says so, the text stays."""
+
+        def __init__(self, told: str) -> None:
+            super().__init__()
+            self.told = told
+
     class NotNow(Message):
         """The person tries to send while sending is off; the text stays."""
 
@@ -51,7 +71,7 @@ class Prompt(TextArea):
         super().__init__(
             id="prompt",
             highlight_cursor_line=False,
-            placeholder="Write a message. Enter sends, Ctrl+J makes a new line.",
+            placeholder="Write a message. Enter sends, Ctrl+J makes a new line, / lists commands.",
         )
         self._may_send = True
         self._history: list[str] = []
@@ -68,7 +88,12 @@ class Prompt(TextArea):
     def give_back(self, text: str) -> None:
         """Put a text that could not be sent back, unless something new was typed."""
         if not self.text.strip():
-            self._show(text)
+            self.show(text)
+
+    def show(self, text: str) -> None:
+        """Put `text` in place of what is there, the cursor at its end."""
+        self.text = text
+        self.move_cursor(self.document.end)
 
     def remember(self, *texts: str) -> None:
         """Add texts to the history, the newest last."""
@@ -84,6 +109,10 @@ class Prompt(TextArea):
             event.stop()
             event.prevent_default()
             self._replace_via_keyboard("\n", *self.selection)
+        elif event.key == "tab" and commands.is_command(self.text):
+            event.stop()
+            event.prevent_default()
+            self.show(commands.completion(self.text) or self.text)
         else:
             await super()._on_key(event)
 
@@ -106,11 +135,23 @@ class Prompt(TextArea):
     def _send(self) -> None:
         if not self.text.strip():
             return
+        if commands.is_command(self.text):
+            self._command()
+            return
         if not self._may_send:
             self.post_message(self.NotNow())
             return
         self._may_send = False
-        self.post_message(self.Submitted(self.text))
+        self.post_message(self.Submitted(commands.as_message(self.text)))
+        self.remember(self.text)
+        self.text = ""
+
+    def _command(self) -> None:
+        command, argument = commands.parse(self.text)
+        if command is None:
+            self.post_message(self.Unknown(commands.unknown(self.text)))
+            return
+        self.post_message(self.Commanded(command, argument))
         self.remember(self.text)
         self.text = ""
 
@@ -122,11 +163,7 @@ class Prompt(TextArea):
     def _recall(self, index: int) -> None:
         if index < len(self._history):
             self._recalled = index
-            self._show(self._history[index])
+            self.show(self._history[index])
         else:
             self._recalled = None
-            self._show("")
-
-    def _show(self, text: str) -> None:
-        self.text = text
-        self.move_cursor(self.document.end)
+            self.show("")

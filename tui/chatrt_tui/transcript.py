@@ -1,226 +1,43 @@
-"""The transcript: what was asked and answered, growing while one reads.
+"""The transcript: the turns of the path shown, of which the newest are mounted.
 
-Knows: painting a streamed answer part by part, staying at the end only while the reader is there.
-Does not know: the connection, conversations; it is told what to show.
-Invariant: every text shown has been through `TextCleaner` first.
+Knows: which turns of a path have widgets, mounting older ones as one scrolls up, staying at the end
+only while the reader is there.
+Does not know: the connection, the tree; it is told which turns to show.
+Invariant: the mounted turns are the last ones of the path without a gap, the newest included. What
+older turns add above never moves what one reads.
+Cost: a change of branch mounts what differs and no more; a path of any length shows its last turns
+first, the others behind that, one at a time, so that a key press comes in between.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TYPE_CHECKING
 
-from textual.containers import Vertical, VerticalScroll
-from textual.content import Content
-from textual.widgets import Markdown, Static
+from textual import work
+from textual.containers import VerticalScroll
+from textual.widgets import Static
 
-from chatrt_tui import figures
-from chatrt_tui.clean import TextCleaner, clean_text
-from chatrt_tui.code import CodeBlock
-from chatrt_tui.segments import CodeClosed, CodeOpened, CodeText, Part, Prose, SegmentSplitter
+from chatrt_tui.answer_view import Note
+from chatrt_tui.turn_view import TurnView
 
 if TYPE_CHECKING:
-    from textual.app import ComposeResult
-    from textual.widget import Widget
-    from textual.widgets.markdown import MarkdownStream
+    from collections.abc import Callable, Sequence
 
-    from chatrt.client import TurnResult
+    from chatrt_tui.branches import Place, Turn
 
-# One line that no Markdown changes: it looks the same as plain text.
-_READS_AS_IT_IS = re.compile(r"(?!\s*(?:[-+]|\d+[.)]))[^*_`#>|~\[\]<\\\n&]*\w[^*_`#>|~\[\]<\\\n&]*")
-
-
-class UserMessage(Static):
-    """What the person said, as they wrote it."""
-
-    DEFAULT_CSS = """
-    UserMessage {
-        margin: 1 1 1 1;
-        padding: 0 1;
-        border-left: outer $primary;
-        background: $boost;
-        height: auto;
-    }
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__(clean_text(text), markup=False)
-
-    def show(self, text: str) -> None:
-        """Show `text` instead."""
-        self.update(clean_text(text))
-
-
-class Note(Static):
-    """A remark of the program itself, in a quiet colour."""
-
-    DEFAULT_CSS = """
-    Note { padding: 0 2; height: auto; color: $text-muted; }
-    Note.-warning { color: $text-warning; }
-    Note.-answer { color: $foreground; }
-    """
-
-    def __init__(self, text: str, *, warning: bool = False) -> None:
-        super().__init__(clean_text(text), markup=False, classes="-warning" if warning else "")
-
-
-class AnswerView(Vertical):
-    """One answer: its Markdown, how it ended, its figures, and on demand their details.
-
-    The figures show once it is not the newest any more (`-earlier`): until then they stand in the
-    status line, and twice would be once too often.
-    """
-
-    DEFAULT_CSS = """
-    AnswerView {
-        height: auto;
-        & > Markdown { padding: 0 2; }
-        & > Markdown.-goes-on > MarkdownBlock { margin-bottom: 0; }
-        & > .figures { padding: 0 2; color: $text-disabled; height: auto; display: none; }
-        &.-earlier > .figures { display: block; }
-        & > .details { padding: 0 2 0 4; color: $text-muted; height: auto; display: none; }
-    }
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._cleaner = TextCleaner()
-        self._splitter = SegmentSplitter()
-        self._pieces: list[str] = []
-        self._num_received = 0
-        self._painted: str | None = None  # text in the placeholder's line, not among the parts yet
-        self._shows = asyncio.Lock()
-        self._last: Widget | None = None
-        self._stream: MarkdownStream | None = None
-
-    @property
-    def text(self) -> str:
-        """The answer so far, cleaned."""
-        return "".join(self._pieces)
-
-    @property
-    def num_received(self) -> int:
-        """How many characters have arrived, before cleaning."""
-        return self._num_received
-
-    def compose(self) -> ComposeResult:
-        """A line that stands in for the answer until its first text."""
-        yield Note("…")
-
-    def tell(self, text: str) -> None:
-        """Say what the answer waits for, while nothing of it has come."""
-        if self._last is None:
-            self.query_one(Note).update(clean_text(text))
-
-    async def append(self, text: str) -> None:
-        """Add text that has arrived; the first of it is on the screen with the next refresh."""
-        self._num_received += len(text)
-        cleaned = self._clean(text)
-        async with self._shows:
-            if self._painted is not None:
-                self._painted += cleaned
-            elif self._last is None and _READS_AS_IT_IS.fullmatch(cleaned):
-                self._paint(cleaned)
-            else:
-                await self._show(cleaned)
-
-    def _paint(self, text: str) -> None:
-        """Put the first text where the placeholder stands: making Markdown of it takes longer."""
-        self._painted = text
-        note = self.query_one(Note)
-        note.add_class("-answer")
-        note.update(Content(text))
-        self.call_after_refresh(self._show_painted)
-
-    async def _show_painted(self) -> None:
-        """Make Markdown of what was painted, and of what came since."""
-        async with self._shows:
-            text, self._painted = self._painted, None
-            if text is not None:
-                await self._show(text)
-
-    async def finish_old(self, *, stopped: bool) -> None:
-        """An old answer is there, of which no figures are known; `stopped` if it is not whole."""
-        await self._finish_text()
-        if stopped:
-            await self.mount(Note("stopped"))
-
-    async def finish(self, result: TurnResult) -> None:
-        """The answer has ended."""
-        await self._finish_text()
-        ending = figures.ending(result)
-        if ending:
-            await self.mount(Note(ending, warning=result.error is not None))
-        left_out = figures.left_out(result)
-        if left_out:
-            await self.mount(Note(left_out))
-        summary, details = figures.summary(result), figures.details(result)
-        if summary:
-            await self.mount(Static(summary, markup=False, classes="figures"))
-        if details:
-            await self.mount(Static(clean_text(details), markup=False, classes="details"))
-
-    def _clean(self, text: str) -> str:
-        cleaned = self._cleaner.feed(text)
-        self._pieces.append(cleaned)
-        return cleaned
-
-    async def _finish_text(self) -> None:
-        rest = self._cleaner.finish()
-        self._pieces.append(rest)
-        async with self._shows:
-            text, self._painted = self._painted or "", None
-            await self._show(text + rest, ended=True)
-            await self._end_stream()
-            if self._last is None:
-                await self.query(Note).remove()
-
-    async def _show(self, text: str, *, ended: bool = False) -> None:
-        parts = self._splitter.feed(text)
-        if ended:
-            parts += self._splitter.finish()
-        for part in parts:
-            await self._show_part(part)
-
-    async def _show_part(self, part: Part) -> None:
-        match part:
-            case Prose(text, starts_new, continues_list):
-                if continues_list and self._last is not None:
-                    self._last.add_class("-goes-on")
-                if starts_new or self._stream is None:
-                    await self._end_stream()
-                    if not text.strip():
-                        return  # a blank line between two blocks needs no widget
-                    markdown = Markdown(open_links=False)
-                    await self._add(markdown)
-                    self._stream = Markdown.get_stream(markdown)
-                await self._stream.write(text)
-            case CodeOpened(language):
-                await self._end_stream()
-                await self._add(CodeBlock(language))
-            case CodeText(text):
-                assert isinstance(self._last, CodeBlock)
-                await self._last.append(text)
-            case CodeClosed():
-                assert isinstance(self._last, CodeBlock)
-                await self._last.close()
-
-    async def _add(self, widget: Widget) -> None:
-        first = self._last is None
-        self._last = widget
-        await self.mount(widget)
-        if first:
-            await self.query(Note).remove()
-
-    async def _end_stream(self) -> None:
-        if self._stream is not None:
-            stream, self._stream = self._stream, None
-            await stream.stop()
+# So many turns are mounted unasked, the last of them at once; past the most the oldest leave.
+FIRST_TURNS = 12
+MOST_TURNS = 48
+_AT_ONCE = 4
+_OLDER_AT_ONCE = 8
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """All turns of the conversation shown; anchored to its end until the reader scrolls away."""
+    """A path of turns; anchored to its end until the reader scrolls away.
+
+    `place` says where a turn stands among its siblings.
+    """
 
     DEFAULT_CSS = """
     Transcript {
@@ -229,52 +46,168 @@ class Transcript(VerticalScroll, can_focus=False):
         scrollbar-background: $background;
         scrollbar-color: $foreground 15%;
         padding-bottom: 1;
-        &.-details .details { display: block; }
         & > .welcome { padding: 1 2; color: $text-muted; height: auto; }
+        & > .goes-on { padding: 1 2 0 2; color: $text-muted; height: auto; }
     }
     """
+
+    def __init__(self, place: Callable[[Turn], Place]) -> None:
+        super().__init__()
+        self._place = place
+        self._path: list[Turn] = []
+        self._views: dict[Turn, TurnView] = {}  # of the last turns of the path, in order
+        self._changes = asyncio.Lock()  # of which turns have widgets, but for one more at the end
+        self._is_extending = False
 
     def on_mount(self) -> None:
         """Stay at the end."""
         self.anchor()
 
-    async def add_question(self, text: str) -> UserMessage:
-        """Show what a person asks, at the end; who reads further up stays there."""
-        await self._make_room()
-        question = UserMessage(text)
-        await self.mount(question)
-        return question
+    @property
+    def views(self) -> list[TurnView]:
+        """The mounted turns, the oldest first."""
+        return list(self._views.values())
 
-    async def add_turn(self, question: str, answer: AnswerView) -> None:
-        """Show a question and its answer, empty so far, at the end: in one go, for both wait."""
-        await self._make_room()
-        await self.mount(UserMessage(question), answer)
+    @property
+    def num_hidden(self) -> int:
+        """Turns of the path that have no widgets yet."""
+        return len(self._path) - len(self._views)
 
-    async def add_answer(self, answer: AnswerView) -> AnswerView:
-        """Show an answer at the end, empty so far; returns it."""
-        await self.mount(answer)
-        return answer
+    def view(self, turn: Turn) -> TurnView | None:
+        """The widget of a turn, if it has one."""
+        return self._views.get(turn)
+
+    async def show_path(self, path: Sequence[Turn], *, told: str = "", welcome: str = "") -> None:
+        """Show these turns in place of those shown; what both begin with stays as it is.
+
+        `told` is a remark behind the last turn; `welcome` stands where there is none.
+        """
+        async with self._changes:
+            with self.app.batch_update():
+                await self.query(".welcome, .goes-on, .-remark").remove()
+                await self._show_turns(path)
+                if told:
+                    await self.mount(Static(told, markup=False, classes="goes-on"))
+                elif welcome and not path:
+                    await self.mount(Static(welcome, markup=False, classes="welcome"))
+            self.anchor()
+        self._fill()
+
+    async def _show_turns(self, path: Sequence[Turn]) -> None:
+        num_common = _num_common(self._path, path)
+        common = set(path[:num_common])
+        kept = {turn: view for turn, view in self._views.items() if turn in common}
+        goes_on = bool(kept) and len(path) - num_common <= FIRST_TURNS
+        if not goes_on:
+            kept, num_common = {}, max(0, len(path) - _AT_ONCE)
+        gone = [view for turn, view in self._views.items() if turn not in kept]
+        self._path, self._views = list(path), kept
+        if gone:
+            await self.remove_children(gone)
+        # The newest first: it is what one looks at.
+        views = {turn: TurnView(turn, self._place(turn)) for turn in path[num_common:]}
+        self._views = {**kept, **views}
+        self.refresh_places()
+        above: TurnView | None = None
+        for view in reversed(views.values()):
+            await (self.mount(view) if above is None else self.mount(view, before=above))
+            await view.show_answer()
+            above = view
+
+    @work(group="fill")
+    async def _fill(self) -> None:
+        """Mount older turns, one after the other, until there is something to scroll."""
+        while self.num_hidden and len(self._views) < FIRST_TURNS:
+            async with self._changes:
+                await self._mount_older()
+
+    async def _mount_older(self) -> None:
+        """Give the youngest turn without widgets some, above the others."""
+        if not self.num_hidden:
+            return  # another path is shown by now
+        turn = self._path[self.num_hidden - 1]
+        view = TurnView(turn, self._place(turn))
+        view.add_class("-earlier")
+        first = next(iter(self._views.values()), None)
+        await self.mount(view, before=first)
+        self._views = {turn: view, **self._views}
+        await view.show_answer()
+
+    async def add_turn(self, turn: Turn) -> TurnView:
+        """Show a turn at the end, its answer empty so far; who reads further up stays there."""
+        await self.query(".welcome, .goes-on").remove()
+        self._path.append(turn)
+        view = self._views[turn] = TurnView(turn, self._place(turn))
+        self.refresh_places()
+        await self.mount(view)
+        return view
+
+    async def remove_turn(self, turn: Turn) -> None:
+        """Take the last turn away again."""
+        self._path.remove(turn)
+        await self._views.pop(turn).remove()
+
+    def let_go(self, turn: Turn) -> None:
+        """The last turn is no part of the path: it is shown until another path is."""
+        self._path.remove(turn)
+        self._views.pop(turn).add_class("-remark")
 
     async def add_note(self, text: str) -> None:
-        """A remark at the end."""
-        await self.mount(Note(text))
+        """A remark at the end, until another path is shown."""
+        note = Note(text)
+        note.add_class("-remark")
+        await self.mount(note)
 
-    async def clear(self, welcome: str = "") -> None:
-        """Remove all turns; show `welcome` until the first one."""
-        await self.remove_children()
-        if welcome:
-            await self.mount(Static(welcome, markup=False, classes="welcome"))
-        self.anchor()
+    def refresh_places(self) -> None:
+        """The tree has grown: say anew which branch each turn is, and which is the newest."""
+        for turn, view in self._views.items():
+            view.show_place(self._place(turn))
+            view.set_class(turn is not self._path[-1], "-earlier")
 
-    async def _make_room(self) -> None:
-        await self.query(".welcome").remove()
-        self.query(AnswerView).add_class("-earlier")
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Near the top older turns are mounted."""
+        super().watch_scroll_y(old_value, new_value)
+        if new_value < self.size.height and self.num_hidden and not self._is_at_end:
+            self.load_older()
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self.is_anchored and not self._anchor_released
+
+    @work(group="older")
+    async def load_older(self) -> None:
+        """Mount some more of the older turns; what one reads stays where it is."""
+        if self._is_extending:
+            return
+        self._is_extending = True
+        try:
+            for _ in range(_OLDER_AT_ONCE):
+                async with self._changes:
+                    await self._extend()
+        finally:
+            self._is_extending = False
+
+    async def _extend(self) -> None:
+        below = self.max_scroll_y - self.scroll_y
+        with self.app.batch_update():
+            await self._mount_older()
+            self.screen._refresh_layout()
+            if not self._is_at_end:
+                self.scroll_to(y=self.max_scroll_y - below, animate=False, immediate=True)
+
+    async def trim(self) -> None:
+        """Take the widgets of old turns away again, where the reader is at the end anyway."""
+        async with self._changes:
+            if len(self._views) > MOST_TURNS and self._is_at_end:
+                old = list(self._views)[: len(self._views) - FIRST_TURNS]
+                await self.remove_children([self._views.pop(turn) for turn in old])
 
     def last_answer(self) -> str:
         """The text of the newest answer, empty if there is none."""
-        answers = self.query(AnswerView)
-        return answers.last().text if answers else ""
+        shown = self.query_children(TurnView)
+        return shown.last().answer.text if shown else ""
 
-    def toggle_details(self) -> None:
-        """Show or hide the details of every turn's figures."""
-        self.toggle_class("-details")
+
+def _num_common(one: Sequence[Turn], other: Sequence[Turn]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a is not b), min(len(one), len(other)))

@@ -1,0 +1,198 @@
+"""One turn in the transcript: the question, its place among branches, the answer.
+
+Knows: how a turn looks, the keys of a selected one.
+Does not know: the tree, what is done about a key: it posts `TurnView.Asked`.
+Invariant: it takes the keyboard only while it is selected; a click leaves the prompt its keys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.message import Message
+from textual.widgets import Static
+
+from chatrt_tui.answer_view import AnswerView, Note
+from chatrt_tui.clean import clean_line, clean_text
+
+if TYPE_CHECKING:
+    from textual import events
+    from textual.app import ComposeResult
+
+    from chatrt_tui.branches import Place, Turn
+
+Action: TypeAlias = Literal[
+    "select", "leave", "edit", "regenerate", "fork", "previous", "next", "copy", "copy_code", "up",
+    "down", "thought",
+]  # fmt: skip
+_SYSTEM_CHARS = 60
+
+
+class UserMessage(Static):
+    """What the person said, as they wrote it."""
+
+    DEFAULT_CSS = """
+    UserMessage {
+        margin: 1 1 1 1;
+        padding: 0 1;
+        border-left: outer $primary;
+        background: $boost;
+        height: auto;
+    }
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(clean_text(text), markup=False)
+
+    def show(self, text: str) -> None:
+        """Show `text` instead."""
+        self.update(clean_text(text))
+
+
+class BranchLine(Static):
+    """`‹ 2/3 ›`: which of several branches this is; a click on either half moves there."""
+
+    DEFAULT_CSS = """
+    BranchLine { width: auto; height: 1; margin: 0 2; color: $text-accent; display: none; }
+    BranchLine.-shown { display: block; }
+    """
+    ALLOW_SELECT = False
+
+    class Clicked(Message):
+        """A half was clicked: `step` is -1 or 1."""
+
+        def __init__(self, step: int) -> None:
+            super().__init__()
+            self.step = step
+
+    def show(self, place: Place) -> None:
+        """Show a place, unless it is the only one."""
+        self.set_class(place.count > 1, "-shown")
+        self.update(f"‹ {place} ›")
+
+    def on_click(self, event: events.Click) -> None:
+        """Go where the click points."""
+        event.stop()
+        self.post_message(self.Clicked(-1 if event.x < self.size.width // 2 else 1))
+
+
+class TurnView(Vertical, can_focus=False):
+    """A turn; `turn.question` and `turn.answer` as they stand, growing if it runs."""
+
+    DEFAULT_CSS = """
+    TurnView {
+        height: auto;
+        & > .system { padding: 1 2 0 2; color: $text-disabled; height: auto; }
+        &.-branched > UserMessage { margin-bottom: 0; }
+        &.-branched > BranchLine { margin-bottom: 1; }
+        &.-edited > UserMessage { border-left: outer $warning; }
+        &:focus { background: $primary 12%; }
+        &:focus > UserMessage { border-left: outer $accent; }
+        &.-earlier > AnswerView > .figures { display: block; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("e", "ask('edit')", "Edit"),
+        Binding("r", "ask('regenerate')", "Regenerate"),
+        Binding("f", "ask('fork')", "Fork"),
+        Binding("left", "ask('previous')", "Branch", key_display="←→"),
+        Binding("right", "ask('next')", show=False),
+        Binding("y", "ask('copy')", "Copy"),
+        Binding("c", "ask('copy_code')", "Code"),
+        Binding("t", "ask('thought')", show=False),
+        Binding("up,k", "ask('up')", show=False),
+        Binding("down,j", "ask('down')", show=False),
+        Binding("escape,enter", "ask('leave')", "Back", key_display="esc"),
+    ]
+
+    class Asked(Message):
+        """The person wants something done with this turn."""
+
+        def __init__(self, view: TurnView, action: Action) -> None:
+            super().__init__()
+            self.view = view
+            self.action = action
+
+    class Typed(Message):
+        """A character that is no key of a turn: it belongs into the prompt."""
+
+        def __init__(self, character: str) -> None:
+            super().__init__()
+            self.character = character
+
+    def __init__(self, turn: Turn, place: Place) -> None:
+        super().__init__()
+        self.turn = turn
+        self.answer = AnswerView()
+        self._question = UserMessage(turn.question)
+        self._branch = BranchLine(markup=False)
+        self._place = place
+
+    def compose(self) -> ComposeResult:
+        """From top to bottom; the answer is empty so far."""
+        if self.turn.system:
+            told = clean_line(self.turn.system)
+            cut = told if len(told) <= _SYSTEM_CHARS else told[: _SYSTEM_CHARS - 1] + "…"
+            yield Static(f"System: {cut}", markup=False, classes="system")
+        yield self._question
+        yield self._branch
+        yield self.answer
+
+    def on_mount(self) -> None:
+        """Say which branch it is."""
+        self.show_place(self._place)
+
+    def show_place(self, place: Place) -> None:
+        """Which branch it is, of how many."""
+        self._place = place
+        self.set_class(place.count > 1, "-branched")
+        self._branch.show(place)
+
+    def show_question(self, text: str) -> None:
+        """Another question, as one asked elsewhere becomes known."""
+        self._question.show(text)
+
+    async def show_answer(self) -> None:
+        """The answer of a turn that is over, as the tree has it."""
+        turn = self.turn
+        await self.answer.append(turn.answer)
+        if turn.result is not None:
+            await self.answer.finish(turn.result)
+        else:
+            await self.answer.finish_old(stopped=turn.status in ("incomplete", "cancelled"))
+
+    async def note(self, text: str) -> None:
+        """A remark below the answer."""
+        await self.mount(Note(text))
+
+    def take_keys(self) -> None:
+        """Be the selected turn."""
+        self.can_focus = True
+        self.focus()
+
+    def on_blur(self) -> None:
+        """Not selected any more: clicks go to the prompt again."""
+        self.can_focus = False
+
+    def on_branch_line_clicked(self, event: BranchLine.Clicked) -> None:
+        """A click on the branches."""
+        event.stop()
+        self.post_message(self.Asked(self, "previous" if event.step < 0 else "next"))
+
+    def on_click(self, event: events.Click) -> None:
+        """A click on the question selects the turn, unless it marked text."""
+        if event.widget is self._question and not self.screen.get_selected_text():
+            self.post_message(self.Asked(self, "select"))
+
+    def on_key(self, event: events.Key) -> None:
+        """What is none of the keys above is typed into the prompt."""
+        known = {key for binding in self._bindings.key_to_bindings for key in binding.split(",")}
+        if event.is_printable and event.character and event.key not in known:
+            event.stop()
+            self.post_message(self.Typed(event.character))
+
+    def action_ask(self, action: Action) -> None:
+        """Say what the person wants."""
+        self.post_message(self.Asked(self, action))
