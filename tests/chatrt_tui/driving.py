@@ -14,6 +14,7 @@ from chatrt_tui.transcript import Transcript
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     from textual.pilot import Pilot
 
@@ -27,8 +28,9 @@ async def app_at(
     size: tuple[int, int] = (90, 30),
     connected: bool = True,
     typing_ahead: bool = False,
+    state_file: Path | None = None,
 ) -> AsyncIterator[tuple[ChatApp, Pilot[None]]]:
-    app = ChatApp(url, typing_ahead=typing_ahead)
+    app = ChatApp(url, typing_ahead=typing_ahead, state_file=state_file)
     async with app.run_test(size=size, notifications=True) as pilot:
         if connected:
             await until(lambda: "scripted" in state(app))

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from textual.widgets import OptionList
+from typing import TYPE_CHECKING
+
+from textual.widgets import Input, OptionList
 
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
 from tests.chatrt_tui.driving import answer, app_at, idle, say, screen_text, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
 
 
 async def test_a_conversation_is_deleted_at_the_second_press_only() -> None:
@@ -28,6 +35,49 @@ async def test_a_conversation_is_deleted_at_the_second_press_only() -> None:
         await until(lambda: "again deletes" in screen_text(app))
         await pilot.press("ctrl+d")
         await until(lambda: "No conversations yet" in screen_text(app))
+
+
+async def test_a_conversation_is_renamed_in_the_list_and_escape_leaves_the_old_title() -> None:
+    async with (
+        ScriptedServer([ScriptedAnswer(["x"])]) as server,
+        app_at(server.url) as (app, pilot),
+    ):
+        await say(pilot, "old title")
+        await until(lambda: idle(app) and answer(app))
+        await pilot.press("ctrl+o")
+        await until(lambda: "old title  1 turn" in screen_text(app))
+        await pilot.press("ctrl+r")
+        await until(lambda: "Enter gives it this title" in screen_text(app))
+        await pilot.press("x", "escape")
+        await until(lambda: "Enter opens" in screen_text(app))
+        assert "old title  1 turn" in screen_text(app)
+        await pilot.press("ctrl+r", "ctrl+u", "enter")
+        await until(lambda: "A title has 1 to 256 characters, this one has 0." in screen_text(app))
+        await pilot.press(*"new", "enter")
+        await until(lambda: "Renamed to “new”." in screen_text(app))
+        await until(lambda: "new  1 turn" in screen_text(app))
+        await pilot.press("ctrl+d")
+        assert app.screen.query_one(Input).value == ""  # the search is as it was
+
+
+async def test_a_conversation_is_exported_from_the_list_in_both_forms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with (
+        ScriptedServer([ScriptedAnswer(["x"])]) as server,
+        app_at(server.url) as (app, pilot),
+    ):
+        await say(pilot, "keep me")
+        await until(lambda: idle(app) and answer(app))
+        await pilot.press("ctrl+o")
+        await until(lambda: "keep me  1 turn" in screen_text(app))
+        await pilot.press("ctrl+e")
+        await until(lambda: "Written: " in screen_text(app))
+        await pilot.press("ctrl+e")
+        wanted = {"keep-me.md", "keep-me-2.md", "keep-me.json", "keep-me-2.json"}
+        await until(lambda: wanted <= {path.name for path in tmp_path.iterdir()})
+        assert "## You\n\nkeep me" in (tmp_path / "keep-me.md").read_text()
 
 
 async def test_a_long_title_is_cut_with_an_ellipsis_instead_of_leaving_a_word_alone() -> None:

@@ -20,7 +20,7 @@ def with_timing(**timing: Any) -> Section | None:
 def test_the_stages_of_ttft_are_bars_in_proportion_and_those_of_0_are_left_out() -> None:
     section = explained.ttft(RESULT)
     assert section is not None
-    assert section.title == "TTFT 8.0 ms, 7.2 ms of it in the server"
+    assert section.title == "TTFT 8.0 ms, 7.2 ms in the server"
     assert [(one.label, one.text) for one in section.bars] == [
         ("queue", "0.1 ms"),
         ("prefill", "5.9 ms"),

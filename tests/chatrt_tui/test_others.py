@@ -175,7 +175,7 @@ async def test_while_another_is_answered_enter_waits_with_a_sentence_and_follows
         answering = await world.begun(other, "theirs", conversation=conversation_of(app))
         await until(lambda: state(app) == OTHERS_TURN)
         await until(lambda: answer(app))
-        assert "asked by another client" in screen_text(app)
+        await until(lambda: "asked by another client" in screen_text(app))
         await say(pilot, "me again")
         await until(lambda: "Another client is being answered here" in screen_text(app))
         await pilot.press("escape")  # it stops what is ours only

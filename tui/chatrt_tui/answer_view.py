@@ -184,12 +184,14 @@ class AnswerView(Vertical):
     async def finish_old(self, *, stopped: bool) -> None:
         """An old answer is there, of which no figures are known; `stopped` if it is not whole."""
         await self._finish_text()
-        if stopped:
+        if stopped and self.is_attached:
             await self.mount(Note("stopped"))
 
     async def finish(self, result: TurnResult) -> None:
         """The answer has ended."""
         await self._finish_text()
+        if not self.is_attached:
+            return
         ending = figures.ending(result)
         if ending:
             await self.mount(Note(ending, warning=result.error is not None))
@@ -216,6 +218,8 @@ class AnswerView(Vertical):
                 await self.query(Note).remove()
 
     async def _show(self, text: str, *, ended: bool = False) -> None:
+        if not self.is_attached:
+            return  # the screen is being taken down, or the turn is shown no more
         said = self._thoughts.feed(text)
         await self._show_said(said.thought, said.answer)
         if ended:
@@ -246,6 +250,8 @@ class AnswerView(Vertical):
                         return  # a blank line between two blocks needs no widget
                     markdown = Markdown(open_links=False)
                     await self._add(markdown)
+                    if not markdown.is_attached:
+                        return  # the screen is being taken down
                     self._stream = Markdown.get_stream(markdown)
                 await self._stream.write(text)
             case CodeOpened(language):

@@ -159,7 +159,8 @@ class BranchingFlow(SharedFlow):
             if view is not None:
                 view.set_class(is_edited, "-edited")
         self._edit = edit
-        self._show_state()
+        told = "" if edit is None else "Editing an earlier message · Esc leaves it"
+        self.query_one(Prompt).border_title = told
         self.app.refresh_bindings()
 
     async def regenerate(self, turn: Turn) -> None:
@@ -255,8 +256,3 @@ class BranchingFlow(SharedFlow):
         self.app.copy_to_clipboard(blocks[number - 1])
         place = f" ({(number - 1) % len(blocks) + 1} of {len(blocks)})" if len(blocks) > 1 else ""
         self.notify(f"Copied the code{place}.", timeout=1.5)
-
-    def _state(self) -> str:
-        if self._edit is not None and not self.is_busy:
-            return "editing an earlier message · Esc leaves it"
-        return super()._state()

@@ -125,6 +125,7 @@ class Chat(BranchingFlow):
 
     def _changed(self) -> None:
         super()._changed()
+        self.query_one(Prompt).border_subtitle = self._conversation.settings.summary()
         self._explain()
 
     def _explain(self) -> None:
@@ -226,5 +227,6 @@ class Chat(BranchingFlow):
             self.notify(f"From the next turn on: {clean_line(told)}.", markup=False)
             if before.system and not settings.system and self._conversation.tree.path:
                 self.notify("What was said so far keeps its system prompt; a new chat has none.")
+        self._changed()
         self._show_state()
         self._type_ahead()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_TITLE = 8  # in cells
 _UNTITLED = "(no title)"
-_HELP = "Enter opens · Ctrl+R renames · Ctrl+E exports · Ctrl+D deletes · Esc goes back"
+_HELP = "Enter opens · ^R renames · ^E exports · ^D deletes · Esc goes back"
 _SEARCH = "Search in titles and texts"
 _TITLE_CHARS = 256  # the server takes no longer ones
 

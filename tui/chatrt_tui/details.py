@@ -79,8 +79,8 @@ class Details(VerticalScroll, can_focus=False):
         first: list[Section | None] = []
         second: list[Section | None] = []
         if result is not None:
-            first = [explained.tokens(result), explained.ttft(result)]
-            second = [explained.drafts(result), explained.stream(result)]
+            first = [explained.ttft(result), explained.stream(result)]
+            second = [explained.tokens(result), explained.drafts(result)]
         head = Content.styled(clean_line(heading), "bold")
         known = [section for section in first if section is not None]
         lines = [head, *_painted(known)] if known else [head, Content(_NOTHING)]
@@ -102,7 +102,7 @@ def _painted(sections: Sequence[Section]) -> list[Content]:
     lines: list[Content] = []
     for section in sections:
         lines.append(Content.styled(clean_line(section.title), "$text-accent"))
-        lines += [Content(f"  {clean_line(line)}") for line in section.lines]
+        lines += [Content(f" {clean_line(line)}") for line in section.lines]
         width = max((len(one.label) for one in section.bars), default=0)
         lines += [_bar_line(one, width) for one in section.bars]
     return lines
@@ -110,4 +110,4 @@ def _painted(sections: Sequence[Section]) -> list[Content]:
 
 def _bar_line(one: Bar, width: int) -> Content:
     painted = bar(one.share).ljust(_BAR_CELLS)
-    return Content.assemble(f"  {one.label.ljust(width)} ", (painted, "$primary"), f" {one.text}")
+    return Content.assemble(f" {one.label.ljust(width)} ", (painted, "$primary"), f" {one.text}")

@@ -58,7 +58,7 @@ def ttft(result: TurnResult) -> Section | None:
     server = result.timing.get("ttft_ms")
     told = ""
     if isinstance(server, int | float):
-        told = f", {short_ms(server)} ms of it in the server"
+        told = f", {short_ms(server)} ms in the server"
     title = f"TTFT {short_ms(result.ttft_ms)} ms{told}"
     return Section(title, bars=tuple(_stages(result)))
 

@@ -103,12 +103,13 @@ class TurnFlow(Vertical):
         here.title = here.title or title
         unsent = self._connection.kind in ("connecting", "lost")
         transcript = self.query_one(Transcript)
-        if parent is not here.tree.tip:
+        tip_before = here.tree.tip
+        if parent is not tip_before:
             here.tree.tip = parent
             await transcript.show_path(here.tree.path)
         turn = here.new_turn(text, parent)
         view = await transcript.add_turn(turn)
-        self._turn = RunningTurn(self._num_asked, turn, view, unsent)
+        self._turn = RunningTurn(self._num_asked, turn, view, unsent, tip_before)
         transcript.anchor()
         if unsent:
             view.answer.tell(_UNSENT)
@@ -195,6 +196,11 @@ class TurnFlow(Vertical):
         if not result.usable_as_parent:
             self.query_one(Prompt).give_back(running.turn.question)
         await self._finish(running.turn, running.view, result)
+        tree = self._conversation.tree
+        if not result.usable_as_parent and running.tip_before is not tree.tip:
+            # What an edit was to take the place of is still there.
+            tree.tip = running.tip_before
+            await self.query_one(Transcript).show_path(tree.path, told=figures.ending(result))
 
     async def _finish(self, turn: Turn, view: TurnView, result: TurnResult) -> None:
         """A turn has ended: the next question may follow it, if any can."""
@@ -253,9 +259,8 @@ class TurnFlow(Vertical):
         if self._turn is not None and (self._turn.cut_off or is_connected):
             return self._turn.state
         if is_connected:
-            settings = self._conversation.settings
-            model = settings.model or (self.models[0] if self.models else "")
-            return " · ".join(part for part in (clean_line(model), settings.summary()) if part)
+            chosen = self._conversation.settings.model
+            return clean_line(chosen or (self.models[0] if self.models else ""))
         return "refused" if self._connection.kind == "refused" else "connecting …"
 
     def _show_state(self) -> None:

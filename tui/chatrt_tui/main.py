@@ -5,6 +5,7 @@ Knows: how the app is run. Does not know: servers, settings; the command line ha
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def run(
     from chatrt_tui.app import ChatApp
 
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    gc.freeze()  # what was imported stays: to look through it again would hold up a key press
     understand_alt_enter()
     app = ChatApp(url, api_key, typing_ahead=typing_ahead, ssl=ssl, state_file=state_file)
     app.run(inline=inline)

@@ -37,6 +37,8 @@ class Prompt(TextArea):
         background: transparent;
         padding: 0 1;
         scrollbar-size-vertical: 1;
+        border-title-color: $text-warning;
+        border-subtitle-color: $text-muted;
         &:focus { border: round $border; }
         & .text-area--cursor-line { background: transparent; }
     }

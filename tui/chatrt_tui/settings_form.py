@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
 
-_HELP = "Ctrl+S or Enter applies from the next turn on · Tab moves · Esc leaves all as it was"
+_HELP = "Ctrl+S or Enter applies · Tab moves · Esc leaves all as it was"
 
 
 class SettingsScreen(ModalScreen[TurnSettings | None]):
@@ -115,7 +115,8 @@ class SettingsScreen(ModalScreen[TurnSettings | None]):
         try:
             value = read_number(name, self.query_one(f"#{name}", Input).value)
         except InvalidValue as error:
-            wrong = error.message.removeprefix(f"{name} is ")
+            # The value stands in the field: the range is what has to be said of it.
+            wrong = error.message.partition(", ")[2] or error.message
         told.update(wrong or field.hint)
         told.set_class(bool(wrong), "-wrong")
         return not wrong, value

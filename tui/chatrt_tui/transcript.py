@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from chatrt_tui.branches import Place, Turn
 
-# So many turns are mounted unasked, the last of them at once; past the most the oldest leave.
+# So many turns are mounted unasked, some of them at once; past the most the oldest leave.
 FIRST_TURNS = 12
 MOST_TURNS = 48
-_AT_ONCE = 4
-_OLDER_AT_ONCE = 8
+_AT_ONCE = 3
+_OLDER_AT_ONCE = 4
 
 
 class Transcript(VerticalScroll, can_focus=False):
@@ -97,9 +97,9 @@ class Transcript(VerticalScroll, can_focus=False):
         num_common = _num_common(self._path, path)
         common = set(path[:num_common])
         kept = {turn: view for turn, view in self._views.items() if turn in common}
-        goes_on = bool(kept) and len(path) - num_common <= FIRST_TURNS
+        goes_on = bool(kept) and len(path) - num_common <= _AT_ONCE
         if not goes_on:
-            kept, num_common = {}, max(0, len(path) - _AT_ONCE)
+            kept, num_common = {}, max(0, len(path) - 1)  # the others come behind it
         gone = [view for turn, view in self._views.items() if turn not in kept]
         self._path, self._views = list(path), kept
         if gone:
@@ -123,8 +123,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def _mount_older(self) -> None:
         """Give the youngest turn without widgets some, above the others."""
-        if not self.num_hidden:
-            return  # another path is shown by now
+        if not self.num_hidden or not self.is_attached:
+            return  # another path is shown by now, or none
         turn = self._path[self.num_hidden - 1]
         view = TurnView(turn, self._place(turn))
         view.add_class("-earlier")
@@ -167,33 +167,35 @@ class Transcript(VerticalScroll, can_focus=False):
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Near the top older turns are mounted."""
         super().watch_scroll_y(old_value, new_value)
-        if new_value < self.size.height and self.num_hidden and not self._is_at_end:
+        if new_value < self.size.height and not self._is_at_end:
             self.load_older()
 
     @property
     def _is_at_end(self) -> bool:
         return self.is_anchored and not self._anchor_released
 
+    def load_older(self) -> None:
+        """Mount some more of the older turns, if there are any without widgets."""
+        if self.num_hidden and not self._is_extending:
+            self._is_extending = True
+            self._extend()
+
     @work(group="older")
-    async def load_older(self) -> None:
-        """Mount some more of the older turns; what one reads stays where it is."""
-        if self._is_extending:
-            return
-        self._is_extending = True
+    async def _extend(self) -> None:
+        """Mount older turns; what one reads stays where it is."""
         try:
-            for _ in range(_OLDER_AT_ONCE):
-                async with self._changes:
-                    await self._extend()
+            async with self._changes:
+                with self.app.batch_update():
+                    for _ in range(_OLDER_AT_ONCE):
+                        await self._mount_older()
+                    below = self.max_scroll_y - self.scroll_y  # nothing was laid out since
+                    # One layout, not painted: only behind it one knows how far all has moved.
+                    self.screen._refresh_layout()
+                    if not self._is_at_end:
+                        y = self.max_scroll_y - below
+                        self.scroll_to(y=y, animate=False, immediate=True)
         finally:
             self._is_extending = False
-
-    async def _extend(self) -> None:
-        below = self.max_scroll_y - self.scroll_y
-        with self.app.batch_update():
-            await self._mount_older()
-            self.screen._refresh_layout()
-            if not self._is_at_end:
-                self.scroll_to(y=self.max_scroll_y - below, animate=False, immediate=True)
 
     async def trim(self) -> None:
         """Take the widgets of old turns away again, where the reader is at the end anyway."""

@@ -55,7 +55,7 @@ class BranchLine(Static):
     """`‹ 2/3 ›`: which of several branches this is; a click on either half moves there."""
 
     DEFAULT_CSS = """
-    BranchLine { width: auto; height: 1; margin: 0 2; color: $text-accent; display: none; }
+    BranchLine { width: auto; height: 1; margin: 0 2 1 2; color: $text-accent; display: none; }
     BranchLine.-shown { display: block; }
     """
     ALLOW_SELECT = False
@@ -85,8 +85,7 @@ class TurnView(Vertical, can_focus=False):
     TurnView {
         height: auto;
         & > .system { padding: 1 2 0 2; color: $text-disabled; height: auto; }
-        &.-branched > UserMessage { margin-bottom: 0; }
-        &.-branched > BranchLine { margin-bottom: 1; }
+        &.-branched > UserMessage { margin: 1 1 0 1; }
         &.-edited > UserMessage { border-left: outer $warning; }
         &:focus { background: $primary 12%; }
         &:focus > UserMessage { border-left: outer $accent; }

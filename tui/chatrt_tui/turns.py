@@ -76,12 +76,16 @@ class Conversation:
 
 @dataclass(slots=True)
 class RunningTurn:
-    """A turn of ours that runs. `number` is what the client's thread calls it."""
+    """A turn of ours that runs. `number` is what the client's thread calls it.
+
+    `tip_before` was shown when it was asked, in another branch if it is an edit.
+    """
 
     number: int
     turn: Turn
     view: TurnView
     unsent: bool  # it waits for the connection
+    tip_before: Turn
     cut_off: bool = False  # the connection was lost in mid-answer
     stopping: bool = False
 
