@@ -76,14 +76,14 @@ def chat(
         endpoint.api_key,
         inline=inline,
         typing_ahead=settings.typing_ahead,
-        ssl=None if ca_file is None else _trusting(ca_file),
+        ssl=None if ca_file is None else trusting(ca_file),
         state_file=paths.terminal_state,
     )
     if find_server(paths) is not None:
         typer.echo("The server keeps running for a while; `chatrt stop` ends it.", err=True)
 
 
-def _trusting(ca_file: Path) -> ssl_module.SSLContext:
+def trusting(ca_file: Path) -> ssl_module.SSLContext:
     """What verifies a server by these certificates alone.
 
     Raises:

@@ -14,7 +14,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
@@ -32,6 +32,9 @@ from chatrt.testing.scripted_answer import (
     response_object,
 )
 from chatrt.testing.scripted_turn import ScriptedTurn
+
+if TYPE_CHECKING:
+    import ssl as ssl_module
 
 __all__ = ["CONTEXT_TOKENS", "Script", "ScriptedAnswer", "ScriptedServer"]
 
@@ -57,12 +60,17 @@ class ScriptedServer:
     """
 
     def __init__(
-        self, answers: Iterable[ScriptedAnswer] | Script, *, api_key: str | None = None
+        self,
+        answers: Iterable[ScriptedAnswer] | Script,
+        *,
+        api_key: str | None = None,
+        ssl: ssl_module.SSLContext | None = None,
     ) -> None:
         self.requests: list[dict[str, Any]] = []
         self.num_connections = 0
         self._script = answers if callable(answers) else _in_order(answers)
         self._api_key = api_key
+        self._ssl = ssl
         self._port = 0
         self._server: Server | None = None
         self._counter = itertools.count(1)
@@ -74,7 +82,7 @@ class ScriptedServer:
     @property
     def url(self) -> str:
         """The address to connect to."""
-        return f"ws://127.0.0.1:{self._port}"
+        return f"{'ws' if self._ssl is None else 'wss'}://127.0.0.1:{self._port}"
 
     def creates(self) -> list[dict[str, Any]]:
         """The `response.create` messages received so far."""
@@ -83,7 +91,12 @@ class ScriptedServer:
     async def start(self) -> None:
         """Listen, on the port of the last time if there was one."""
         self._server = await serve(
-            self._serve, "127.0.0.1", self._port, compression=None, process_request=self._http
+            self._serve,
+            "127.0.0.1",
+            self._port,
+            compression=None,
+            process_request=self._http,
+            ssl=self._ssl,
         )
         self._port = next(iter(self._server.sockets)).getsockname()[1]
 
