@@ -40,8 +40,7 @@ def shown(app: ChatApp) -> list[str]:
     """The questions of the path shown, each with its place where it has siblings."""
     told = []
     for view in app.query_one(Transcript).views:
-        line = view.query_one(BranchLine)
-        place = f" {line.render()}" if line.display else ""
+        place = "".join(f" {line.render()}" for line in view.query(BranchLine))
         told.append(f"{view.query_one(UserMessage).render()}{place}")
     return told
 

@@ -99,8 +99,8 @@ class Thought(Collapsible):
 class AnswerView(Vertical):
     """One answer: its Markdown, how it ended, its figures.
 
-    The figures show once it is not the newest any more (`-earlier`): until then they stand in the
-    status line, and twice would be once too often.
+    The figures show once it `is_earlier` than the newest: until then they stand in the status line,
+    and twice would be once too often.
     """
 
     DEFAULT_CSS = """
@@ -108,7 +108,7 @@ class AnswerView(Vertical):
         height: auto;
         & > Markdown { padding: 0 2; }
         & > Markdown.-goes-on > MarkdownBlock { margin-bottom: 0; }
-        & > .figures { padding: 0 2; color: $text-disabled; height: auto; display: none; }
+        & > .figures { padding: 0 2; color: $text-disabled; height: auto; }
     }
     """
 
@@ -124,6 +124,20 @@ class AnswerView(Vertical):
         self._last: Widget | None = None
         self._thought: Thought | None = None
         self._stream: MarkdownStream | None = None
+        self._figures: Static | None = None
+        self._is_earlier = False
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether a newer answer is shown."""
+        return self._is_earlier
+
+    @is_earlier.setter
+    def is_earlier(self, is_earlier: bool) -> None:
+        # Not a class, which would have all that is inside styled anew while a first text waits.
+        self._is_earlier = is_earlier
+        if self._figures is not None and self._figures.display != is_earlier:
+            self._figures.display = is_earlier
 
     @property
     def text(self) -> str:
@@ -200,7 +214,9 @@ class AnswerView(Vertical):
             await self.mount(Note(left_out))
         summary = figures.summary(result)
         if summary:
-            await self.mount(Static(summary, markup=False, classes="figures"))
+            self._figures = Static(summary, markup=False, classes="figures")
+            self._figures.display = self._is_earlier
+            await self.mount(self._figures)
 
     def _clean(self, text: str) -> str:
         cleaned = self._cleaner.feed(text)

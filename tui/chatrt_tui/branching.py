@@ -153,6 +153,8 @@ class BranchingFlow(SharedFlow):
             self.query_one(Prompt).show(draft)
 
     def _set_edit(self, edit: Edit | None) -> None:
+        if edit is self._edit:
+            return  # a footer made anew would hold up what comes next
         transcript = self.query_one(Transcript)
         for shown, is_edited in ((self._edit, False), (edit, True)):
             view = transcript.view(shown.turn) if shown is not None else None

@@ -106,7 +106,7 @@ class SharedFlow(TurnFlow):
             await transcript.show_path(tree.path)
         if not set(added) <= set(tree.path):
             await self._tell_of_branch()
-        transcript.refresh_places()
+        await transcript.refresh_places()
 
     async def _begin_other(self, event: OtherTurnBegan) -> None:
         here = self._conversation

@@ -106,8 +106,10 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.remove_children(gone)
         # The newest first: it is what one looks at.
         views = {turn: TurnView(turn, self._place(turn)) for turn in path[num_common:]}
+        await self.refresh_places()
         self._views = {**kept, **views}
-        self.refresh_places()
+        for view in list(self._views.values())[:-1]:
+            view.answer.is_earlier = True
         above: TurnView | None = None
         for view in reversed(views.values()):
             await (self.mount(view) if above is None else self.mount(view, before=above))
@@ -127,7 +129,7 @@ class Transcript(VerticalScroll, can_focus=False):
             return  # another path is shown by now, or none
         turn = self._path[self.num_hidden - 1]
         view = TurnView(turn, self._place(turn))
-        view.add_class("-earlier")
+        view.answer.is_earlier = True
         first = next(iter(self._views.values()), None)
         await self.mount(view, before=first)
         self._views = {turn: view, **self._views}
@@ -136,9 +138,10 @@ class Transcript(VerticalScroll, can_focus=False):
     async def add_turn(self, turn: Turn) -> TurnView:
         """Show a turn at the end, its answer empty so far; who reads further up stays there."""
         await self.query(".welcome, .goes-on").remove()
+        if self._views:
+            self.views[-1].answer.is_earlier = True
         self._path.append(turn)
         view = self._views[turn] = TurnView(turn, self._place(turn))
-        self.refresh_places()
         await self.mount(view)
         return view
 
@@ -158,11 +161,11 @@ class Transcript(VerticalScroll, can_focus=False):
         note.add_class("-remark")
         await self.mount(note)
 
-    def refresh_places(self) -> None:
+    async def refresh_places(self) -> None:
         """The tree has grown: say anew which branch each turn is, and which is the newest."""
-        for turn, view in self._views.items():
-            view.show_place(self._place(turn))
-            view.set_class(turn is not self._path[-1], "-earlier")
+        for turn, view in list(self._views.items()):
+            await view.show_place(self._place(turn))
+            view.answer.is_earlier = turn is not self._path[-1]
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Near the top older turns are mounted."""

@@ -55,8 +55,7 @@ class BranchLine(Static):
     """`‹ 2/3 ›`: which of several branches this is; a click on either half moves there."""
 
     DEFAULT_CSS = """
-    BranchLine { width: auto; height: 1; margin: 0 2 1 2; color: $text-accent; display: none; }
-    BranchLine.-shown { display: block; }
+    BranchLine { width: auto; height: 1; margin: 0 2 1 2; color: $text-accent; }
     """
     ALLOW_SELECT = False
 
@@ -67,9 +66,11 @@ class BranchLine(Static):
             super().__init__()
             self.step = step
 
+    def __init__(self, place: Place) -> None:
+        super().__init__(f"‹ {place} ›", markup=False)
+
     def show(self, place: Place) -> None:
-        """Show a place, unless it is the only one."""
-        self.set_class(place.count > 1, "-shown")
+        """Show another place."""
         self.update(f"‹ {place} ›")
 
     def on_click(self, event: events.Click) -> None:
@@ -89,7 +90,6 @@ class TurnView(Vertical, can_focus=False):
         &.-edited > UserMessage { border-left: outer $warning; }
         &:focus { background: $primary 12%; }
         &:focus > UserMessage { border-left: outer $accent; }
-        &.-earlier > AnswerView > .figures { display: block; }
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -126,7 +126,7 @@ class TurnView(Vertical, can_focus=False):
         self.turn = turn
         self.answer = AnswerView()
         self._question = UserMessage(turn.question)
-        self._branch = BranchLine(markup=False)
+        self._branch: BranchLine | None = None
         self._place = place
 
     def compose(self) -> ComposeResult:
@@ -136,18 +136,27 @@ class TurnView(Vertical, can_focus=False):
             cut = told if len(told) <= _SYSTEM_CHARS else told[: _SYSTEM_CHARS - 1] + "…"
             yield Static(f"System: {cut}", markup=False, classes="system")
         yield self._question
-        yield self._branch
+        if self._place.count > 1:
+            self.add_class("-branched")
+            yield self._new_branch_line(self._place)
         yield self.answer
 
-    def on_mount(self) -> None:
-        """Say which branch it is."""
-        self.show_place(self._place)
-
-    def show_place(self, place: Place) -> None:
-        """Which branch it is, of how many."""
+    async def show_place(self, place: Place) -> None:
+        """Which branch it is, of how many; most turns are the only one and stay as they are."""
+        if place == self._place:
+            return
         self._place = place
         self.set_class(place.count > 1, "-branched")
-        self._branch.show(place)
+        if place.count == 1:
+            await self.query(BranchLine).remove()
+        elif self._branch is None or not self._branch.is_attached:
+            await self.mount(self._new_branch_line(place), before=self.answer)
+        else:
+            self._branch.show(place)
+
+    def _new_branch_line(self, place: Place) -> BranchLine:
+        self._branch = BranchLine(place)
+        return self._branch
 
     def show_question(self, text: str) -> None:
         """Another question, as one asked elsewhere becomes known."""
