@@ -240,7 +240,7 @@ async def test_an_answer_and_its_code_are_copied() -> None:
         for code in ("b = 2", "a = 1", "b = 2"):
             await pilot.press("c")
             await until(lambda wanted=code: app.clipboard == wanted)  # type: ignore[misc]
-        assert view.answer.code_blocks == ["a = 1", "b = 2"]
+        assert view.code_blocks == ["a = 1", "b = 2"]
 
 
 async def test_the_figures_in_the_status_line_are_those_of_the_last_turn_shown() -> None:

@@ -13,7 +13,7 @@ from chatrt.client import ChatClient, ResponseRequest
 from chatrt.params import SamplingParams
 from chatrt.testing.serving import serving as serving_port
 from chatrt.testing.tokenizer import tiny_tokenizer
-from chatrt_tui.answer_view import AnswerView, Note
+from chatrt_tui.answer_view import Note
 from chatrt_tui.app import ChatApp
 from chatrt_tui.chat import Chat as ChatWidget
 from chatrt_tui.clean import clean_text
@@ -96,9 +96,7 @@ def transcript(app: ChatApp) -> list[str]:
     """All that was asked and answered, in the order shown."""
     views = app.query_one(Transcript).views
     return [
-        said
-        for view in views
-        for said in (str(view.query_one(UserMessage).render()), view.query_one(AnswerView).text)
+        said for view in views for said in (str(view.query_one(UserMessage).render()), view.text)
     ]
 
 

@@ -29,7 +29,7 @@ async def asked(app: ChatApp) -> AnswerView:
     """The answer, empty so far, to a question in the transcript."""
     here = app._chat.conversation
     turn = here.new_turn("why?", here.tree.root)
-    return (await app.query_one(Transcript).add_turn(turn)).answer
+    return await app.query_one(Transcript).add_turn(turn)
 
 
 def placeholder(view: AnswerView) -> str | None:
@@ -71,8 +71,8 @@ async def test_an_answer_that_ends_at_once_is_whole(app: ChatApp) -> None:
 
 async def test_a_question_and_its_answer_come_in_this_order(app: ChatApp) -> None:
     view = await asked(app)
-    (turn,) = app.query_one(Transcript).views
-    shown = [child for child in turn.children if child.display]
-    assert isinstance(shown[-2], UserMessage)
-    assert shown[-1] is view
+    assert app.query_one(Transcript).views == [view]
+    question, answer = view.children
+    assert isinstance(question, UserMessage)
+    assert answer is view.query_one(Note)
     assert placeholder(view) == "…"

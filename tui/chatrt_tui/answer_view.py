@@ -121,6 +121,7 @@ class AnswerView(Vertical):
         self._num_received = 0
         self._painted: str | None = None  # text in the placeholder's line, not among the parts yet
         self._shows = asyncio.Lock()
+        self._placeholder = Note("…")
         self._last: Widget | None = None
         self._thought: Thought | None = None
         self._stream: MarkdownStream | None = None
@@ -155,13 +156,13 @@ class AnswerView(Vertical):
         return [block.code for block in self.query(CodeBlock)]
 
     def compose(self) -> ComposeResult:
-        """A line that stands in for the answer until its first text."""
-        yield Note("…")
+        """A line that stands in for the answer until its first text; others may stand above it."""
+        yield self._placeholder
 
     def tell(self, text: str) -> None:
         """Say what the answer waits for, while nothing of it has come."""
         if self._last is None:
-            self.query_one(Note).update(clean_text(text))
+            self._placeholder.update(clean_text(text))
 
     def toggle_thought(self) -> None:
         """Open or close what the model thought."""
@@ -183,9 +184,8 @@ class AnswerView(Vertical):
     def _paint(self, text: str) -> None:
         """Put the first text where the placeholder stands: making Markdown of it takes longer."""
         self._painted = text
-        note = self.query_one(Note)
-        note.add_class("-answer")
-        note.update(Content(text))
+        self._placeholder.add_class("-answer")
+        self._placeholder.update(Content(text))
         self.call_after_refresh(self._show_painted)
 
     async def _show_painted(self) -> None:
@@ -231,7 +231,7 @@ class AnswerView(Vertical):
             await self._show(text + rest, ended=True)
             await self._end_stream()
             if self._last is None:
-                await self.query(Note).remove()
+                await self._placeholder.remove()
 
     async def _show(self, text: str, *, ended: bool = False) -> None:
         if not self.is_attached:
@@ -285,7 +285,7 @@ class AnswerView(Vertical):
         self._last = widget
         await self.mount(widget)
         if first:
-            await self.query(Note).remove()
+            await self._placeholder.remove()
 
     async def _end_stream(self) -> None:
         if self._stream is not None:

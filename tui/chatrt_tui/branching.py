@@ -86,11 +86,11 @@ class BranchingFlow(SharedFlow):
             case "previous" | "next":
                 await self.switch(turn, -1 if event.action == "previous" else 1)
             case "copy":
-                self.copy(split_thought(view.answer.text).answer)
+                self.copy(split_thought(view.text).answer)
             case "copy_code":
                 self.copy_code(view)
             case "thought":
-                view.answer.toggle_thought()
+                view.toggle_thought()
 
     @on(TurnView.Typed)
     def _type_on(self, event: TurnView.Typed) -> None:
@@ -246,11 +246,11 @@ class BranchingFlow(SharedFlow):
     def copy_answer(self) -> None:
         """Copy the answer of the selected turn, or the newest one."""
         view = self.selected or next(reversed(self.query_one(Transcript).views), None)
-        self.copy(split_thought(view.answer.text).answer if view is not None else "")
+        self.copy(split_thought(view.text).answer if view is not None else "")
 
     def copy_code(self, view: TurnView) -> None:
         """Copy the newest code block of an answer; again for the one before it."""
-        blocks = view.answer.code_blocks
+        blocks = view.code_blocks
         if not blocks:
             self.notify("There is no code in this answer.")
             return

@@ -112,7 +112,7 @@ class TurnFlow(Vertical):
         self._turn = RunningTurn(self._num_asked, turn, view, unsent, tip_before)
         transcript.anchor()
         if unsent:
-            view.answer.tell(_UNSENT)
+            view.tell(_UNSENT)
         self.query_one(StatusLine).show_figures("")  # they are the last turn's, not this one's
         self._show_state()
 
@@ -188,7 +188,7 @@ class TurnFlow(Vertical):
     async def _append(self, text: str) -> None:
         growing = self._growing
         if text and growing is not None:
-            await growing.answer.append(text)
+            await growing.append(text)
 
     async def _end_turn(self, result: TurnResult) -> None:
         running, self._turn = self._turn, None
@@ -212,8 +212,8 @@ class TurnFlow(Vertical):
             self._conversation.tree.drop(turn)
             self.query_one(Transcript).let_go(turn)
         # More than was streamed where the server kept what a lost connection did not bring.
-        await view.answer.append(result.text[view.answer.num_received :])
-        await view.answer.finish(result)
+        await view.append(result.text[view.num_received :])
+        await view.finish(result)
         self.query_one(StatusLine).show_figures(figures.status(result, self._num_context))
         self._show_state()
         self._type_ahead()
@@ -233,7 +233,7 @@ class TurnFlow(Vertical):
                 self._type_ahead()
                 if self._turn is not None:
                     self._turn.unsent = self._turn.cut_off = False
-                    self._turn.view.answer.tell("…")
+                    self._turn.view.tell("…")
             case "lost":
                 wait = f"trying again in {state.retry_in_s:.1f} s (attempt {state.attempt + 1})"
                 banner.tell(f"{state.message}; {wait}")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # So many turns are mounted unasked, some of them at once; past the most the oldest leave.
 FIRST_TURNS = 12
-MOST_TURNS = 48
+MOST_TURNS = 24
 _AT_ONCE = 3
 _OLDER_AT_ONCE = 4
 
@@ -109,7 +109,7 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.refresh_places()
         self._views = {**kept, **views}
         for view in list(self._views.values())[:-1]:
-            view.answer.is_earlier = True
+            view.is_earlier = True
         above: TurnView | None = None
         for view in reversed(views.values()):
             await (self.mount(view) if above is None else self.mount(view, before=above))
@@ -129,7 +129,7 @@ class Transcript(VerticalScroll, can_focus=False):
             return  # another path is shown by now, or none
         turn = self._path[self.num_hidden - 1]
         view = TurnView(turn, self._place(turn))
-        view.answer.is_earlier = True
+        view.is_earlier = True
         first = next(iter(self._views.values()), None)
         await self.mount(view, before=first)
         self._views = {turn: view, **self._views}
@@ -139,7 +139,7 @@ class Transcript(VerticalScroll, can_focus=False):
         """Show a turn at the end, its answer empty so far; who reads further up stays there."""
         await self.query(".welcome, .goes-on").remove()
         if self._views:
-            self.views[-1].answer.is_earlier = True
+            self.views[-1].is_earlier = True
         self._path.append(turn)
         view = self._views[turn] = TurnView(turn, self._place(turn))
         await self.mount(view)
@@ -165,7 +165,7 @@ class Transcript(VerticalScroll, can_focus=False):
         """The tree has grown: say anew which branch each turn is, and which is the newest."""
         for turn, view in list(self._views.items()):
             await view.show_place(self._place(turn))
-            view.answer.is_earlier = turn is not self._path[-1]
+            view.is_earlier = turn is not self._path[-1]
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Near the top older turns are mounted."""
@@ -210,7 +210,7 @@ class Transcript(VerticalScroll, can_focus=False):
     def last_answer(self) -> str:
         """The text of the newest answer, empty if there is none."""
         shown = self.query_children(TurnView)
-        return shown.last().answer.text if shown else ""
+        return shown.last().text if shown else ""
 
 
 def _num_common(one: Sequence[Turn], other: Sequence[Turn]) -> int:

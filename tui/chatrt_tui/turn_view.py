@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Static
 
-from chatrt_tui.answer_view import AnswerView, Note
+from chatrt_tui.answer_view import AnswerView
 from chatrt_tui.clean import clean_line, clean_text
 
 if TYPE_CHECKING:
@@ -79,8 +78,12 @@ class BranchLine(Static):
         self.post_message(self.Clicked(-1 if event.x < self.size.width // 2 else 1))
 
 
-class TurnView(Vertical, can_focus=False):
-    """A turn; `turn.question` and `turn.answer` as they stand, growing if it runs."""
+class TurnView(AnswerView, can_focus=False):
+    """A turn; `turn.question` and `turn.answer` as they stand, growing if it runs.
+
+    It is an answer with its question above it: one box around both would be laid out once more for
+    each text that comes.
+    """
 
     DEFAULT_CSS = """
     TurnView {
@@ -124,7 +127,6 @@ class TurnView(Vertical, can_focus=False):
     def __init__(self, turn: Turn, place: Place) -> None:
         super().__init__()
         self.turn = turn
-        self.answer = AnswerView()
         self._question = UserMessage(turn.question)
         self._branch: BranchLine | None = None
         self._place = place
@@ -139,7 +141,7 @@ class TurnView(Vertical, can_focus=False):
         if self._place.count > 1:
             self.add_class("-branched")
             yield self._new_branch_line(self._place)
-        yield self.answer
+        yield from super().compose()
 
     async def show_place(self, place: Place) -> None:
         """Which branch it is, of how many; most turns are the only one and stay as they are."""
@@ -150,7 +152,7 @@ class TurnView(Vertical, can_focus=False):
         if place.count == 1:
             await self.query(BranchLine).remove()
         elif self._branch is None or not self._branch.is_attached:
-            await self.mount(self._new_branch_line(place), before=self.answer)
+            await self.mount(self._new_branch_line(place), after=self._question)
         else:
             self._branch.show(place)
 
@@ -165,15 +167,11 @@ class TurnView(Vertical, can_focus=False):
     async def show_answer(self) -> None:
         """The answer of a turn that is over, as the tree has it."""
         turn = self.turn
-        await self.answer.append(turn.answer)
+        await self.append(turn.answer)
         if turn.result is not None:
-            await self.answer.finish(turn.result)
+            await self.finish(turn.result)
         else:
-            await self.answer.finish_old(stopped=turn.status in ("incomplete", "cancelled"))
-
-    async def note(self, text: str) -> None:
-        """A remark below the answer."""
-        await self.mount(Note(text))
+            await self.finish_old(stopped=turn.status in ("incomplete", "cancelled"))
 
     def take_keys(self) -> None:
         """Be the selected turn."""
