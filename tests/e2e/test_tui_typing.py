@@ -52,12 +52,12 @@ def test_what_a_person_types_slowly_is_computed_before_enter_and_shown_once(
         terminal.until(
             lambda screen: "TTFT" in str(screen), "the turn has ended", within_s=within_s
         )
+        assert len(asked(terminal.screen)) == 1
+        assert "Paris" in str(terminal.screen)
         terminal.press(CTRL_T)
         terminal.until(typed_ahead, "the details say how much was typed ahead", within_s=within_s)
         # More than the words "user" and "assistant" of the template: most of the question.
         assert typed_ahead(terminal.screen) > len(QUESTION.split()) // 2
-        assert len(asked(terminal.screen)) == 1
-        assert "Paris" in str(terminal.screen)
     listed = server.get("/v1/conversations").body["data"]
     (path,) = [f"/v1/conversations/{one['id']}" for one in listed if one["title"] in QUESTION]
     items = server.get(f"{path}/items").body["data"]
