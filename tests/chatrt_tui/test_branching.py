@@ -73,7 +73,7 @@ async def test_a_turn_is_answered_once_more_beside_its_first_answer() -> None:
         assert third["previous_response_id"] == second["previous_response_id"]
         assert third["chatrt"]["seed"] >= 0
         assert "chatrt" not in first
-        assert shown(app) == ["one", "two ‹ 2/2 ›"]
+        await until(lambda: shown(app) == ["one", "two ‹ 2/2 ›"])
         await say(pilot, "three")
         await until(lambda: answer(app) == "to three" and idle(app))
         assert server.creates()[-1]["previous_response_id"] == "resp_4"
@@ -86,16 +86,16 @@ async def test_the_first_question_is_edited_in_a_new_branch_and_the_draft_comes_
         await select(app, pilot, 0)
         await pilot.press("e")
         await until(lambda: prompt_text(app) == "one")
-        assert "Editing an earlier message" in screen_text(app)
+        await until(lambda: "Editing an earlier message" in screen_text(app))
         await pilot.press("s", "enter")
         await until(lambda: answer(app) == "to ones" and idle(app))
         created = server.creates()[-1]
         assert created["conversation"] == "conv_1"
         assert created["chatrt"] == {"new_branch": True}
         assert "previous_response_id" not in created
-        assert shown(app) == ["ones ‹ 2/2 ›"]
+        await until(lambda: shown(app) == ["ones ‹ 2/2 ›"])
         assert prompt_text(app) == "half"
-        assert "Editing" not in screen_text(app)
+        await until(lambda: "Editing" not in screen_text(app))
 
 
 async def test_escape_leaves_an_edit_and_gives_the_draft_back() -> None:
@@ -111,7 +111,7 @@ async def test_escape_leaves_an_edit_and_gives_the_draft_back() -> None:
         await pilot.press("x", "escape")
         await until(lambda: prompt_text(app) == "draft")
         assert len(server.creates()) == 2
-        assert shown(app) == ["one", "half"]
+        await until(lambda: shown(app) == ["one", "half"])
 
 
 async def test_switching_branches_asks_the_server_nothing_and_shows_the_newest_behind() -> None:
@@ -131,7 +131,7 @@ async def test_switching_branches_asks_the_server_nothing_and_shows_the_newest_b
         await until(lambda: "This is branch 1/2" in screen_text(app))
         await pilot.press("right")
         await until(lambda: answer(app) == "to two again")
-        assert shown(app) == ["one", "two ‹ 2/2 ›"]
+        await until(lambda: shown(app) == ["one", "two ‹ 2/2 ›"])
         assert len(server.requests) == num_requests
 
 
@@ -141,10 +141,10 @@ async def test_a_fork_goes_on_from_an_earlier_turn_and_back_again() -> None:
         await select(app, pilot, 0)
         await pilot.press("f")
         await until(lambda: shown(app) == ["one"])
-        assert "The conversation goes on from here" in screen_text(app)
+        await until(lambda: "The conversation goes on from here" in screen_text(app))
         assert app.focused is app.query_one(Prompt)
         await asked(app, pilot, "other")
-        assert shown(app) == ["one", "other ‹ 2/2 ›"]
+        await until(lambda: shown(app) == ["one", "other ‹ 2/2 ›"])
         assert server.creates()[-1]["previous_response_id"] == "resp_2"
         await say(pilot, "/branch previous")
         await until(lambda: shown(app) == ["one", "two ‹ 1/2 ›", "three"])
@@ -157,7 +157,7 @@ async def test_undo_goes_back_turn_by_turn_and_redo_forward_again() -> None:
         await until(lambda: shown(app) == ["one"])
         await say(pilot, "/undo")
         await until(lambda: shown(app) == [])
-        assert "The conversation goes on from here" in screen_text(app)
+        await until(lambda: "The conversation goes on from here" in screen_text(app))
         await say(pilot, "/undo")
         await until(lambda: "There is no turn to go back from" in screen_text(app))
         await say(pilot, "/redo")
@@ -168,7 +168,7 @@ async def test_undo_goes_back_turn_by_turn_and_redo_forward_again() -> None:
         await say(pilot, "/undo")
         await asked(app, pilot, "begun anew")
         assert server.creates()[-1]["chatrt"] == {"new_branch": True}
-        assert shown(app) == ["begun anew ‹ 2/2 ›"]
+        await until(lambda: shown(app) == ["begun anew ‹ 2/2 ›"])
 
 
 async def test_while_an_answer_runs_nothing_moves_and_a_sentence_says_why() -> None:
@@ -181,7 +181,7 @@ async def test_while_an_answer_runs_nothing_moves_and_a_sentence_says_why() -> N
             await say(pilot, command)
             await until(lambda: "The answer is still coming" in screen_text(app))
             app.clear_notifications()
-        assert shown(app) == ["one", "two"]
+        await until(lambda: shown(app) == ["one", "two"])
         assert len(server.creates()) == 2
 
 
@@ -199,7 +199,7 @@ async def test_clicks_select_a_turn_and_switch_its_branches() -> None:
         await until(lambda: answer(app) == "to one again")
         await pilot.click(UserMessage)
         await until(lambda: isinstance(app.focused, TurnView))
-        assert "e Edit  r Regenerate  f Fork" in screen_text(app)
+        await until(lambda: "e Edit  r Regenerate  f Fork" in screen_text(app))
         await pilot.press("escape")
         await until(lambda: app.focused is app.query_one(Prompt))
 
@@ -249,7 +249,7 @@ async def test_the_figures_in_the_status_line_are_those_of_the_last_turn_shown()
 
     async with ScriptedServer(measured) as server, app_at(server.url) as (app, pilot):
         await asked(app, pilot, "a", "abc")
-        assert "30 tok/s" in figures(app)
+        await until(lambda: "30 tok/s" in figures(app))
         await say(pilot, "/undo")
         await until(lambda: "10 tok/s" in figures(app))
 
@@ -265,4 +265,4 @@ async def test_a_refused_edit_is_in_the_prompt_again_and_the_tree_has_no_trace_o
         await until(lambda: prompt_text(app) == "twox" and idle(app))
         await until(lambda: "9001 tokens do not fit" in screen_text(app))
         assert len(app._chat.conversation.tree) == 2
-        assert shown(app) == ["one", "two"]
+        await until(lambda: shown(app) == ["one", "two"])

@@ -54,7 +54,7 @@ async def test_a_slash_lists_commands_and_tab_completes_them() -> None:
         await until(lambda: "/help" in screen_text(app) and "Tab completes" in screen_text(app))
         await pilot.press("s", "y")
         await until(lambda: "/system [TEXT]  Tell the model" in screen_text(app))
-        assert "/help" not in screen_text(app)
+        await until(lambda: "/help" not in screen_text(app))
         await pilot.press("tab")
         await until(lambda: prompt_text(app) == "/system ")
         assert not hints.display
@@ -80,7 +80,7 @@ async def test_a_system_prompt_is_said_once_and_again_where_a_branch_begins() ->
         await until(lambda: saying(app) == "system prompt")
         for text in ("one", "two"):
             await asked(app, pilot, text)
-        assert "System: Be brief." in screen_text(app)
+        await until(lambda: "System: Be brief." in screen_text(app))
         first, second = server.creates()
         said = {"type": "message", "role": "system", "content": "Be brief."}
         assert first["input"] == [said, {"type": "message", "role": "user", "content": "one"}]
@@ -145,9 +145,9 @@ async def test_details_follow_the_selected_turn_beside_the_transcript_or_below_i
         await asked(app, pilot, "abc")
         await say(pilot, "/stats")
         await until(lambda: "Turn 2 of 2" in screen_text(app))
-        assert "30 cached" in screen_text(app)
-        assert "75 % of 4" in screen_text(app)
-        assert "TTFT by turn" in screen_text(app)
+        await until(lambda: "30 cached" in screen_text(app))
+        await until(lambda: "75 % of 4" in screen_text(app))
+        await until(lambda: "TTFT by turn" in screen_text(app))
         beside = app.query_one(Details).region
         assert beside.x > 60
         await pilot.press("ctrl+up", "ctrl+up")
@@ -182,8 +182,8 @@ async def test_the_help_lists_keys_and_all_commands() -> None:
         await pilot.press("f1")
         await until(lambda: isinstance(app.screen, HelpScreen))
         await until(lambda: "/quit" in screen_text(app))
-        assert "Ctrl+J, Alt+Enter new line" in screen_text(app)
-        assert "/branch [next|previous|NUMBER]" in screen_text(app)
+        await until(lambda: "Ctrl+J, Alt+Enter new line" in screen_text(app))
+        await until(lambda: "/branch [next|previous|NUMBER]" in screen_text(app))
         await pilot.press("escape")
         await until(lambda: not isinstance(app.screen, HelpScreen))
         await say(pilot, "/help")
@@ -294,9 +294,9 @@ async def test_a_thought_is_open_while_it_comes_and_closed_behind_it() -> None:
         await say(pilot, "why?")
         await until(lambda: "Thinking …" in screen_text(app) and "see." in screen_text(app))
         await until(lambda: "It is Paris." in screen_text(app) and idle(app))
-        assert "Thought for 3 words" in screen_text(app)
-        assert "Let me see." not in screen_text(app)
-        assert "think>" not in screen_text(app)
+        await until(lambda: "Thought for 3 words" in screen_text(app))
+        await until(lambda: "Let me see." not in screen_text(app))
+        await until(lambda: "think>" not in screen_text(app))
         assert answer(app).startswith("<think>")
         await pilot.press("ctrl+up", "t")
         await until(lambda: "Let me see." in screen_text(app))
