@@ -79,6 +79,15 @@ async def test_a_turn_is_answered_once_more_beside_its_first_answer() -> None:
         assert server.creates()[-1]["previous_response_id"] == "resp_4"
 
 
+async def test_at_temperature_0_a_sentence_says_that_the_same_words_come_again() -> None:
+    async with ScriptedServer(numbered) as server, app_at(server.url) as (app, pilot):
+        await asked(app, pilot, "one")
+        await say(pilot, "/temp 0")
+        await say(pilot, "/regen")
+        await until(lambda: "the same words come again" in screen_text(app))
+        await until(lambda: len(server.creates()) == 2 and idle(app))
+
+
 async def test_the_first_question_is_edited_in_a_new_branch_and_the_draft_comes_back() -> None:
     async with ScriptedServer(numbered) as server, app_at(server.url) as (app, pilot):
         await asked(app, pilot, "one", "two")

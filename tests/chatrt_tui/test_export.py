@@ -26,6 +26,13 @@ def test_the_branch_shown_is_written_as_markdown() -> None:
     )
 
 
+def test_a_document_has_nothing_that_a_terminal_would_obey() -> None:
+    tree = tree_of(body("a"))
+    tree.newest.answer = "safe \x1b[2J\x1b]0;title\x07text"
+    assert "safe text" in as_markdown("\x1b[31mred", tree.path_to(tree.newest))
+    assert "\x1b" not in as_markdown("\x1b[31mred", tree.path_to(tree.newest))
+
+
 def test_all_branches_are_written_as_json_that_can_be_read_again() -> None:
     text = as_json("conv_1", "A tree", FORKED)
     read = msgspec.json.decode(text)

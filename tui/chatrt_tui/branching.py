@@ -168,6 +168,8 @@ class BranchingFlow(SharedFlow):
     async def regenerate(self, turn: Turn) -> None:
         """Have a question answered once more, with another seed, in a branch of its own."""
         if self._may_move() and turn.parent is not None:
+            if self._conversation.settings.temperature == 0:
+                self.notify("The temperature is 0: the same words come again. /temp varies them.")
             self._set_edit(None)
             self.query_one(Prompt).hold_sending()
             await self._ask(turn.question, turn.parent, seed=random.randrange(_SEEDS))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chatrt.errors import InvalidValue
+from chatrt_tui.clean import clean_text
 from chatrt_tui.reasoning import split_thought
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _MOST_NUMBERS = 10_000
 
 
 def as_markdown(title: str, path: Sequence[Turn]) -> str:
-    """The turns of one branch as a document."""
+    """The turns of one branch as a document, without what a terminal would obey."""
     parts = [f"# {title or 'Conversation'}"]
     for turn in path:
         if turn.system:
@@ -38,7 +39,7 @@ def as_markdown(title: str, path: Sequence[Turn]) -> str:
             parts.append(f"> *Thought:* {thought}")
         ending = "" if turn.status == "completed" else "\n\n*(stopped)*"
         parts.append(f"## Answer\n\n{said.answer.strip()}{ending}")
-    return "\n\n".join(parts) + "\n"
+    return clean_text("\n\n".join(parts)) + "\n"
 
 
 def as_json(conversation_id: str, title: str, turns: Sequence[Mapping[str, Any]]) -> str:
