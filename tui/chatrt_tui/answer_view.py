@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Collapsible, Markdown, Static
-from textual.widgets._collapsible import CollapsibleTitle
 
 from chatrt_tui import figures
 from chatrt_tui.clean import TextCleaner, clean_text
@@ -71,7 +70,7 @@ class Thought(Collapsible):
 
     def on_mount(self) -> None:
         """A click opens and closes it; the keyboard stays with the prompt."""
-        for title in self.query(CollapsibleTitle):
+        for title in self.query("CollapsibleTitle"):
             title.can_focus = False
 
     async def append(self, text: str) -> None:

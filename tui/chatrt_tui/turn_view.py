@@ -194,8 +194,8 @@ class TurnView(AnswerView, can_focus=False):
 
     def on_key(self, event: events.Key) -> None:
         """What is none of the keys above is typed into the prompt."""
-        known = {key for binding in self._bindings.key_to_bindings for key in binding.split(",")}
-        if event.is_printable and event.character and event.key not in known:
+        is_own = event.key in self._bindings.key_to_bindings
+        if event.is_printable and event.character and not is_own:
             event.stop()
             self.post_message(self.Typed(event.character))
 
