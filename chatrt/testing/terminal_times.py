@@ -167,7 +167,8 @@ async def _long_answer(
 
 
 def _shows(typed: str, screen: Screen) -> bool:
-    return typed in str(screen)
+    """Whether the prompt, and not what is painted above it, holds just what was typed."""
+    return any(line.startswith(" │ ") and line.strip(" │") == typed for line in screen.lines())
 
 
 def _wait(terminal: Terminal, seen: Any, what: str) -> None:
