@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+
 from textual import events, on
 from textual.app import App, ComposeResult
+from textual.containers import Vertical
 
 from chatrt_tui.prompt import Prompt
 
@@ -117,3 +120,30 @@ async def test_a_text_given_back_does_not_overwrite_a_new_one() -> None:
         await pilot.press("x")
         app.prompt.give_back("other")
         assert app.prompt.text == "unsentx"
+
+
+class BusyApp(PromptApp):
+    """The prompt's parent paints for as long as `painting` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.painting = asyncio.Event()
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Prompt()
+
+
+async def test_a_letter_typed_right_behind_a_backspace_stays_while_an_answer_is_painted() -> None:
+    app = BusyApp()
+    async with app.run_test() as pilot:
+        parent = app.query_one(Vertical)
+        parent.call_next(app.painting.wait)
+        for key in ("a", "backspace", "b", "left", "c"):
+            app.post_message(events.Key(key, key if len(key) == 1 else None))
+        marker = asyncio.Event()
+        app.call_later(app.prompt.call_later, marker.set)  # behind the keys, on the same way
+        await asyncio.wait_for(marker.wait(), 10)
+        app.painting.set()
+        await pilot.pause()
+        assert app.prompt.text == "cb"

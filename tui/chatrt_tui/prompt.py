@@ -3,14 +3,16 @@
 Knows: its own text, the prompts sent before, which texts are commands.
 Does not know: conversations, the server, what a command does. It posts `Prompt.Submitted`,
 `Prompt.Commanded`, `Prompt.Unknown` and `Prompt.NotNow`.
-Invariant: nothing but sending and the person's own keys ever changes the text. Sending takes the
-text in the same step as the key press, so what is typed right after it belongs to the next prompt.
+Invariant: nothing but sending and the person's own keys ever changes the text. Keys take effect in
+the order in which they were pressed: sending takes the text in the same step as the key press, and
+keys that edit do not bubble, as bindings do, through parents that may be busy painting.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from textual.binding import Binding
 from textual.message import Message
 from textual.widgets import TextArea
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 # The last two are how Shift+Enter and Alt+Enter arrive from terminals with `modifyOtherKeys`.
 _NEWLINE_KEYS = frozenset({"ctrl+j", "alt+enter", "shift+enter", "shift+\r", "\r"})
+_EDITING = {binding.key: binding.action for binding in Binding.make_bindings(TextArea.BINDINGS)}
 
 
 class Prompt(TextArea):
@@ -115,6 +118,10 @@ class Prompt(TextArea):
             event.stop()
             event.prevent_default()
             self.show(commands.completion(self.text) or self.text)
+        elif event.key in _EDITING:
+            event.stop()
+            event.prevent_default()
+            await self.run_action(_EDITING[event.key])
         else:
             await super()._on_key(event)
 
