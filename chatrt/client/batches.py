@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from chatrt.client.messages import DELTA_TYPE, ClientEvent, TurnResult
 
-_BATCHES_PER_S = 30
+_BATCHES_PER_S = 20
 
 
 @dataclass(frozen=True, slots=True)
