@@ -69,9 +69,9 @@ def painting(num_samples: int) -> list[Line]:
 
 def decoding(num_pairs: int, num_tokens: int) -> tuple[Line, list[tuple[Answered, Answered]]]:
     """Milliseconds a token with the answer painted ÷ without, in turns."""
-    pairs = []
+    pairs, limit = [], ("--max-output-tokens", str(num_tokens))
     with (
-        measured_server(choose_server(None, None, None)) as server,
+        measured_server(choose_server(None, None, None), limit) as server,
         _key_file(server.endpoint.api_key) as file,
     ):
         for _ in range(num_pairs):

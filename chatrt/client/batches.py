@@ -2,8 +2,8 @@
 
 Knows: the events of a connection and of turns, ours and others', which of them may wait.
 Does not know: sockets, widgets. `post` is called where `add` is and must only hand the batch over.
-Invariant: the first delta of an answer is posted at once, later ones at most `_BATCHES_PER_S` times
-a second; nothing overtakes what was added before it.
+Invariant: the first delta of an answer is posted at once, later ones with a pause of `pause_s`
+between them; nothing overtakes what was added before it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from chatrt.client.messages import DELTA_TYPE, ClientEvent, TurnResult
 
-_BATCHES_PER_S = 20
+_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +121,13 @@ Post: TypeAlias = Callable[[Sequence[ThreadEvent]], None]
 
 
 class Batcher:
-    """Gathers events for `post`, which runs in the call or from a timer of the running loop."""
+    """Gathers events for `post`, which runs in the call or from a timer of the running loop.
+
+    Any thread may set `pause_s`, which counts from the next pause on.
+    """
 
     def __init__(self, post: Post) -> None:
+        self.pause_s = _PAUSE_S
         self._post = post
         self._waiting: list[ThreadEvent] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -141,7 +145,7 @@ class Batcher:
             if streams in self._streaming:
                 if self._timer is None:
                     loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(1 / _BATCHES_PER_S, self.flush)
+                    self._timer = loop.call_later(self.pause_s, self.flush)
                 return
             self._streaming.add(streams)
         self.flush()

@@ -25,7 +25,7 @@ from chatrt.client.batches import (
     TurnInterrupted,
 )
 from chatrt.client.connection import ChatClient
-from chatrt.client.http import HttpRoutes
+from chatrt.client.http import HttpRoutes, is_loopback
 from chatrt.client.messages import ResponseRequest, TurnRecorder, TurnResult
 from chatrt.client.typist import Typist
 from chatrt.client.watcher import Watcher
@@ -125,6 +125,15 @@ class ClientThread:
     def drop_typing(self) -> None:
         """Send nothing of a half-typed text that still waits to be sent."""
         self._call(self._drop_typing)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server runs on this machine, as its address says."""
+        return is_loopback(self._url)
+
+    def gather_text_for(self, seconds: float) -> None:
+        """Tell of text at most so often, but for an answer's first: the pauses from now on."""
+        self._batcher.pause_s = seconds
 
     def watch(self, conversation_id: str | None) -> None:
         """Tell what others ask in this conversation from now on; of none with None.

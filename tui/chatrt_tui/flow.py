@@ -28,6 +28,7 @@ from chatrt.errors import ChatrtError
 from chatrt_tui import figures
 from chatrt_tui.clean import clean_line
 from chatrt_tui.connection import ServerBatch
+from chatrt_tui.pace import PaintPace
 from chatrt_tui.prompt import Prompt
 from chatrt_tui.status import Banner, StatusLine
 from chatrt_tui.transcript import Transcript
@@ -54,6 +55,7 @@ class TurnFlow(Vertical):
     def __init__(self, connect: Connect, *, typing_ahead: bool) -> None:
         super().__init__()
         self.client: ClientThread = connect(self)
+        self._pace = PaintPace() if self.client.is_local else None
         self.typing_ahead = typing_ahead
         self.models: list[str] = []
         self._num_context: int | None = None
@@ -142,6 +144,8 @@ class TurnFlow(Vertical):
 
     @on(ServerBatch)
     async def _take_batch(self, batch: ServerBatch) -> None:
+        if self._pace is not None:
+            self.client.gather_text_for(self._pace.pause_s())
         text = ""
         for event in batch.events:
             added = self._text_of(event)
