@@ -266,6 +266,7 @@ async def test_the_figures_in_the_status_line_are_those_of_the_last_turn_shown()
 async def test_a_refused_edit_is_in_the_prompt_again_and_the_tree_has_no_trace_of_it() -> None:
     error = {"code": "context_length_exceeded", "message": "9001 tokens do not fit in 8192"}
     replies = [ScriptedAnswer(["one"]), ScriptedAnswer(["two"]), ScriptedAnswer(error=error)]
+    replies.append(ScriptedAnswer(["another"]))
     async with ScriptedServer(replies) as server, app_at(server.url) as (app, pilot):
         await asked(app, pilot, "one", "two")
         await say(pilot, "/edit")
@@ -275,3 +276,61 @@ async def test_a_refused_edit_is_in_the_prompt_again_and_the_tree_has_no_trace_o
         await until(lambda: "9001 tokens do not fit" in screen_text(app))
         assert len(app._chat.conversation.tree) == 2
         await until(lambda: shown(app) == ["one", "two"])
+        # asked again as it stands, it is an edit still
+        assert app._chat.editing
+        await pilot.press("enter")
+        await until(lambda: not app._chat.editing and idle(app))
+        assert server.creates()[-1]["previous_response_id"] == server.creates()[-2].get(
+            "previous_response_id"
+        )
+
+
+async def test_a_question_that_was_refused_takes_no_keys() -> None:
+    error = {"code": "context_length_exceeded", "message": "9001 tokens do not fit in 8192"}
+    replies = [ScriptedAnswer(["one"]), ScriptedAnswer(error=error), ScriptedAnswer(["three"])]
+    async with ScriptedServer(replies) as server, app_at(server.url) as (app, pilot):
+        await asked(app, pilot, "one")
+        await say(pilot, "/stats")
+        await say(pilot, "too long")
+        await until(lambda: "9001 tokens do not fit" in screen_text(app) and idle(app))
+        refused = [view for view in app.query(TurnView) if view.turn.question == "too long"][-1]
+        refused.focus()
+        await pilot.pause()
+        for key in ("left", "f", "r", "e"):
+            await pilot.press(key)
+            refused.focus()
+        await pilot.press("ctrl+up")
+        await until(lambda: app._chat.selected is not None)
+        assert app._chat.selected is not refused
+        await pilot.press("escape")
+        await until(lambda: app.focused is app.query_one(Prompt))
+        await pilot.press("end", "ctrl+u")
+        await say(pilot, "three")
+        await until(lambda: shown(app)[-1] == "three" and idle(app))
+        (first, _) = app._chat.conversation.tree.path
+        assert server.creates()[-1]["previous_response_id"] == first.id
+        assert len(server.creates()) == 3
+
+
+async def test_a_message_that_begins_with_a_slash_is_edited_as_a_message() -> None:
+    replies = [ScriptedAnswer(["one"]), ScriptedAnswer(["two"])]
+    async with ScriptedServer(replies) as server, app_at(server.url) as (app, pilot):
+        await say(pilot, "//quit smoking")
+        await until(lambda: len(server.creates()) == 1 and idle(app))
+        await say(pilot, "/edit")
+        await until(lambda: prompt_text(app) == "//quit smoking")
+        await pilot.press("enter")
+        await until(lambda: len(server.creates()) == 2 and idle(app))
+        assert [create["input"] for create in server.creates()] == 2 * ["/quit smoking"]
+
+
+async def test_a_draft_survives_an_edit_that_another_move_ends() -> None:
+    replies = [ScriptedAnswer([word]) for word in ("one", "two")]
+    async with ScriptedServer(replies) as server, app_at(server.url) as (app, pilot):
+        await asked(app, pilot, "one", "two")
+        await pilot.press(*"draft", "ctrl+up", "e")
+        await until(lambda: prompt_text(app) == "two")
+        await pilot.press("ctrl+up", "ctrl+up", "f")
+        await until(lambda: shown(app) == ["one"])
+        assert prompt_text(app) == "draft"
+        assert not app._chat.editing

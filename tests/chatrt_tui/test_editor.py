@@ -45,3 +45,9 @@ def test_an_editor_that_fails_leaves_the_text_as_it_was(tmp_path: Path) -> None:
         write_in(editor(tmp_path, "sys.exit(3)"), "half")
     with pytest.raises(InvalidValue, match="no-such-editor cannot be started"):
         write_in(["no-such-editor"], "half")
+
+
+def test_an_editor_that_takes_the_file_away_is_told(tmp_path: Path) -> None:
+    command = editor(tmp_path, "path.unlink()")
+    with pytest.raises(InvalidValue, match="left no text"):
+        write_in(command, "as it was")

@@ -82,3 +82,8 @@ def test_a_person_names_the_form_or_the_file(tmp_path: Path) -> None:
 def test_a_turn_of_one_word_is_a_document_too() -> None:
     tree = tree_of(body("a"))
     assert as_markdown("", tree.path_to(tree.newest)).startswith("# Conversation\n\n## You")
+
+
+def test_the_home_of_nobody_is_told_instead_of_ending_the_program(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"a\.md names the home folder of nobody"):
+        target_of("~nobody-here/a.md", "title", tmp_path)

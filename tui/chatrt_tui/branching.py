@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from textual import on
 
 from chatrt_tui import figures
+from chatrt_tui.commands import as_prompt
 from chatrt_tui.flow import WELCOME
 from chatrt_tui.prompt import Prompt
 from chatrt_tui.reasoning import split_thought
@@ -25,6 +26,7 @@ from chatrt_tui.turn_view import TurnView
 from chatrt_tui.turns import Edit
 
 if TYPE_CHECKING:
+    from chatrt.client import TurnResult
     from chatrt_tui.branches import Turn
 
 _STILL_COMING = "The answer is still coming. Esc stops it; your text stays here."
@@ -36,6 +38,7 @@ class BranchingFlow(SharedFlow):
     """The flow of turns with the person's own branches."""
 
     _edit: Edit | None = None
+    _sent_edit: Edit | None = None  # of the turn that runs
 
     @property
     def editing(self) -> bool:
@@ -53,14 +56,26 @@ class BranchingFlow(SharedFlow):
     async def _submit(self, event: Prompt.Submitted) -> None:
         """Send the prompt as the next turn, or in place of the question that is edited."""
         if self.is_busy:  # it began as Enter was pressed
-            self.query_one(Prompt).give_back(event.text)
+            self.query_one(Prompt).give_back(as_prompt(event.text))
             self._say_not_now()
             return
         edit, parent = self._edit, self._next_parent
+        self._sent_edit = edit
         self._set_edit(None)
         await self._ask(event.text, parent)
         if edit is not None:
             self.query_one(Prompt).give_back(edit.draft)
+
+    async def _end_turn(self, result: TurnResult) -> None:
+        running, edit, self._sent_edit = self._turn, self._sent_edit, None
+        await super()._end_turn(result)
+        if edit is None or running is None or result.usable_as_parent:
+            return
+        # It is still an edit: asked again as it stands, it belongs where it did before.
+        prompt, question = self.query_one(Prompt), as_prompt(running.turn.question)
+        if prompt.text in (question, edit.draft):
+            self._set_edit(edit)
+            prompt.show(question)
 
     @on(Prompt.NotNow)
     def _say_not_now(self) -> None:
@@ -70,6 +85,9 @@ class BranchingFlow(SharedFlow):
     async def _act(self, event: TurnView.Asked) -> None:
         """Do what the person wants with a turn."""
         view, turn = event.view, event.view.turn
+        if self.query_one(Transcript).view(turn) is not view:
+            self.query_one(Prompt).focus()  # it was refused, or is of a conversation that was left
+            return
         match event.action:
             case "select":
                 view.take_keys()
@@ -100,9 +118,11 @@ class BranchingFlow(SharedFlow):
 
     @property
     def selected(self) -> TurnView | None:
-        """The turn that has the keyboard."""
+        """The turn that has the keyboard; none that was refused, of which only words are left."""
         focused = self.app.focused
-        return focused if isinstance(focused, TurnView) else None
+        if not isinstance(focused, TurnView):
+            return None
+        return focused if self.query_one(Transcript).view(focused.turn) is focused else None
 
     def select(self, step: int) -> None:
         """Select the turn above (-1) or below (1) the selected one, the newest one to begin with.
@@ -142,7 +162,7 @@ class BranchingFlow(SharedFlow):
             prompt = self.query_one(Prompt)
             draft = prompt.text if self._edit is None else self._edit.draft
             self._set_edit(Edit(turn, draft))
-            prompt.show(turn.question)
+            prompt.show(as_prompt(turn.question))
             prompt.focus()
 
     def leave_edit(self) -> None:
@@ -151,6 +171,13 @@ class BranchingFlow(SharedFlow):
             draft = self._edit.draft
             self._set_edit(None)
             self.query_one(Prompt).show(draft)
+
+    def _give_edit_up(self) -> None:
+        """Another move ends an edit: the draft is back, what was written is in the history."""
+        if self._edit is not None:
+            prompt = self.query_one(Prompt)
+            prompt.remember(prompt.text)
+            self.leave_edit()
 
     def _set_edit(self, edit: Edit | None) -> None:
         if edit is self._edit:
@@ -170,7 +197,8 @@ class BranchingFlow(SharedFlow):
         if self._may_move() and turn.parent is not None:
             if self._conversation.settings.temperature == 0:
                 self.notify("The temperature is 0: the same words come again. /temp varies them.")
-            self._set_edit(None)
+            self._give_edit_up()
+            self._sent_edit = None
             self.query_one(Prompt).hold_sending()
             await self._ask(turn.question, turn.parent, seed=random.randrange(_SEEDS))
             self.query_one(Prompt).focus()
@@ -218,7 +246,7 @@ class BranchingFlow(SharedFlow):
 
     async def _move_to(self, tip: Turn) -> None:
         tree = self._conversation.tree
-        self._set_edit(None)
+        self._give_edit_up()
         tree.tip = tip
         told = ""
         if tip.children:

@@ -20,7 +20,7 @@ from chatrt.client.messages import result_of
 from chatrt.errors import ChatrtError
 from chatrt_tui.branching import BranchingFlow
 from chatrt_tui.clean import clean_line
-from chatrt_tui.commands import candidates
+from chatrt_tui.commands import as_prompt, candidates
 from chatrt_tui.details import Details
 from chatrt_tui.hints import CommandHints
 from chatrt_tui.prompt import Prompt
@@ -187,7 +187,8 @@ class Chat(BranchingFlow):
         here.tree.merge(turns)
         tip = here.tree.newest
         here.settings = replace(settings, system=here.tree.system_at(tip))
-        self.query_one(Prompt).remember(*(turn.question for turn in here.tree.path_to(tip)))
+        asked = (as_prompt(turn.question) for turn in here.tree.path_to(tip))
+        self.query_one(Prompt).remember(*asked)
         await self._move_to(tip)
         self.client.watch(row.id)
 
@@ -196,7 +197,7 @@ class Chat(BranchingFlow):
             what = "question was not sent" if self._turn.unsent else "answer was stopped"
             self.notify(f"You left: the {what}.")
         self.stop()
-        self._set_edit(None)
+        self._give_edit_up()
         self._turn = self._other = None
         self._untold = ()
         self.client.watch(None)

@@ -209,10 +209,15 @@ class Commander:
 
         prompt = self._chat.query_one(Prompt)
         command = editor.editor_command(os.environ)
+        failed: InvalidValue | None = None
         try:
             with self._app.suspend():
-                text = editor.write_in(command, prompt.text)
+                try:
+                    prompt.show(editor.write_in(command, prompt.text))
+                except InvalidValue as error:
+                    failed = error  # raised in here it would leave the terminal to nobody
         except SuspendNotSupported:
             raise InvalidValue("this terminal cannot be given to an editor") from None
-        prompt.show(text)
+        if failed is not None:
+            raise failed
         self._app.refresh()

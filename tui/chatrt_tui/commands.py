@@ -65,6 +65,11 @@ def as_message(text: str) -> str:
     return text[1:] if text.startswith(2 * MARK) else text
 
 
+def as_prompt(message: str) -> str:
+    """A message as it is typed: one that begins with a slash gets a second one in front."""
+    return MARK + message if message.startswith(MARK) else message
+
+
 def parse(text: str) -> tuple[Command | None, str]:
     """The command that `text` names, None for an unknown one, and its argument."""
     name, *argument = re.split(r"\s", text[1:], maxsplit=1)

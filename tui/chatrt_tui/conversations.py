@@ -121,6 +121,8 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
         self._to_delete: str | None = None
         self._renamed: ConversationRow | None = None
         self._query = ""
+        self._listed: str | None = None  # the query whose rows are shown
+        self._enter_waits = False  # for the rows of the query that stands there
 
     def compose(self) -> ComposeResult:
         """Search line, list, help."""
@@ -139,13 +141,18 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
         try:
             rows = await self._routes.conversations(query)
         except ChatrtError as error:
+            self._enter_waits = False
             self._tell(error.message)
             return
+        self._listed = query
         self._rows = [row for row in map(ConversationRow.of, rows) if row.num_turns]
         shown = self.query_one(OptionList).highlighted or 0
         self._fill(highlighted=min(shown, len(self._rows) - 1) if told else 0)
         none_found = "Nothing found." if query else "No conversations yet."
         self._tell(told if told and self._rows else _HELP if self._rows else f"{told} {none_found}")
+        if self._enter_waits:
+            self._enter_waits = False
+            await self._choose()
 
     def on_resize(self) -> None:
         """Cut the titles anew, once the list has its new width."""
@@ -170,6 +177,8 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
         self.query_one(Static).update(clean_line(text))
 
     def _highlighted(self) -> ConversationRow | None:
+        if self._listed != self._query:
+            return None  # rows of another query than the one that stands there
         index = self.query_one(OptionList).highlighted
         return None if index is None or index >= len(self._rows) else self._rows[index]
 
@@ -177,6 +186,7 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
     def _search(self, event: Input.Changed) -> None:
         if self._renamed is None and event.value != self._query:
             self._query = event.value
+            self._enter_waits = False
             self._load(event.value)
 
     @on(Input.Submitted)
@@ -187,6 +197,8 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
             await self._rename(self._renamed, self.query_one(Input).value)
         elif row is not None:
             self.dismiss(row)
+        else:
+            self._enter_waits = self._listed != self._query
 
     def action_close(self) -> None:
         """Leave without choosing, or without renaming."""

@@ -49,4 +49,8 @@ def write_in(command: list[str], text: str) -> str:
             raise InvalidValue(f"{command[0]} cannot be started: {error.strerror}") from None
         if status != 0:
             raise InvalidValue(f"{command[0]} ended with status {status}; the text is as it was")
-        return path.read_text(encoding="utf-8", errors="replace").rstrip("\n")
+        try:
+            return path.read_text(encoding="utf-8", errors="replace").rstrip("\n")
+        except OSError as error:
+            told = f"{command[0]} left no text ({error.strerror}); it is as it was"
+            raise InvalidValue(told) from None

@@ -87,13 +87,16 @@ def target_of(argument: str, title: str, folder: Path) -> Path:
     """The file that a person names: nothing, `md` or `json` for a name of ours in `folder`.
 
     Raises:
-        InvalidValue: Its suffix is none of those that are known.
+        InvalidValue: Its suffix is none of those that are known, or nobody has its home folder.
     """
     bare = argument.strip()
     if bare.lower() in ("", "md", "markdown", "json"):
         suffix = ".json" if bare.lower() == "json" else ".md"
         return folder / (file_name(title) + suffix)
-    path = folder / Path(bare).expanduser()
+    try:
+        path = folder / Path(bare).expanduser()
+    except RuntimeError:
+        raise InvalidValue(f"{bare} names the home folder of nobody known here") from None
     if path.suffix.lower() not in SUFFIXES:
         raise InvalidValue(f"{path.name} should end in .md or .json, it says how to write it")
     return path

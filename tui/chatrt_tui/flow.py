@@ -27,6 +27,7 @@ from chatrt.client.messages import CREATED_TYPE
 from chatrt.errors import ChatrtError
 from chatrt_tui import figures
 from chatrt_tui.clean import clean_line
+from chatrt_tui.commands import as_prompt
 from chatrt_tui.connection import ServerBatch
 from chatrt_tui.pace import PaintPace
 from chatrt_tui.prompt import Prompt
@@ -198,7 +199,7 @@ class TurnFlow(Vertical):
         running, self._turn = self._turn, None
         assert running is not None
         if not result.usable_as_parent:
-            self.query_one(Prompt).give_back(running.turn.question)
+            self.query_one(Prompt).give_back(as_prompt(running.turn.question))
         await self._finish(running.turn, running.view, result)
         tree = self._conversation.tree
         if not result.usable_as_parent and running.tip_before is not tree.tip:

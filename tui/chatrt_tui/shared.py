@@ -18,6 +18,7 @@ from chatrt.client.batches import (
     Watching,
 )
 from chatrt_tui.branches import Turn
+from chatrt_tui.commands import as_prompt
 from chatrt_tui.flow import TurnFlow
 from chatrt_tui.prompt import Prompt
 from chatrt_tui.status import StatusLine
@@ -102,7 +103,8 @@ class SharedFlow(TurnFlow):
         transcript = self.query_one(Transcript)
         if was_end and tip.children:
             tree.follow(tip)
-            self.query_one(Prompt).remember(*(turn.question for turn in tree.path if turn in added))
+            asked = (as_prompt(turn.question) for turn in tree.path if turn in added)
+            self.query_one(Prompt).remember(*asked)
             await transcript.show_path(tree.path)
         if not set(added) <= set(tree.path):
             await self._tell_of_branch()
@@ -135,7 +137,7 @@ class SharedFlow(TurnFlow):
         await self._finish(other.turn, other.view, event.result)
         await self._merge(event.turns)
         if other.turn.question != _ASKED_ELSEWHERE:
-            self.query_one(Prompt).remember(other.turn.question)
+            self.query_one(Prompt).remember(as_prompt(other.turn.question))
             other.view.show_question(other.turn.question)
 
     async def _tell_of_branch(self) -> None:
