@@ -76,3 +76,9 @@ def answer(app: ChatApp) -> str:
 
 def idle(app: ChatApp) -> bool:
     return "scripted" in state(app)
+
+
+def has_answered(app: ChatApp, question: str) -> bool:
+    """Whether the last turn shown is this one, and over."""
+    tip = app._chat.conversation.tree.tip
+    return tip.question == question and bool(tip.answer) and not app._chat.is_busy

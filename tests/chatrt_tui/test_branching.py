@@ -12,6 +12,7 @@ from tests.chatrt_tui.driving import (
     answer,
     app_at,
     figures,
+    has_answered,
     idle,
     prompt_text,
     say,
@@ -48,9 +49,8 @@ def shown(app: ChatApp) -> list[str]:
 async def asked(app: ChatApp, pilot: Pilot[None], *texts: str) -> None:
     """Ask these one after the other."""
     for text in texts:
-        number = len(app.query_one(Transcript).views)
         await say(pilot, text)
-        await until(lambda n=number: len(app.query_one(Transcript).views) > n and idle(app))  # type: ignore[misc]
+        await until(lambda question=text: has_answered(app, question))  # type: ignore[misc]
 
 
 async def select(app: ChatApp, pilot: Pilot[None], number: int) -> TurnView:

@@ -1,15 +1,18 @@
 """The terminal client's app: keys, commands and screens around one `Chat`.
 
-Knows: which key does what. Does not know: turns, the connection, painting.
+Knows: which key does what, and in which order. Does not know: turns, the connection, painting.
+Invariant: a key is looked at when what the keys before it asked of the chat is done. Else those
+pressed within milliseconds, or that a slow line brings at once, would act on a turn that was left.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
-from textual import on
+from textual import events, on
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Input, TextArea
@@ -20,6 +23,7 @@ from chatrt_tui.commands import COMMANDS, parse
 from chatrt_tui.connection import connecting_to
 from chatrt_tui.prompt import Prompt
 from chatrt_tui.state import Remembered, keep, recall
+from chatrt_tui.turn_view import TurnView
 
 if TYPE_CHECKING:
     import ssl as ssl_module
@@ -71,6 +75,7 @@ class ChatApp(App[None]):
         self._commander = Commander(self, self._chat)
         self._state_file = state_file
         self._asked_to_quit_s = float("-inf")
+        self._waiting: deque[events.Key | events.Paste] = deque()
 
     def compose(self) -> ComposeResult:
         """The chat and its keys."""
@@ -83,6 +88,26 @@ class ChatApp(App[None]):
         if theme in self.available_themes:
             self.theme = theme
         self.theme_changed_signal.subscribe(self, self._keep_theme)
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keys and pasted text wait for the moves before them."""
+        if not _is_typed(event):
+            await super().on_event(event)
+        elif self._chat.is_moving or self._waiting:
+            self._waiting.append(event)
+        else:
+            await self._take_typed(event)
+
+    @on(Chat.Moved)
+    async def _take_waiting(self) -> None:
+        while self._waiting and not self._chat.is_moving:
+            await self._take_typed(self._waiting.popleft())
+
+    async def _take_typed(self, event: events.Key | events.Paste) -> None:
+        focused = self.focused
+        if isinstance(focused, TurnView) and not focused.takes(event):
+            self._chat.query_one(Prompt).take_keys()
+        await super().on_event(event)
 
     def _keep_theme(self, theme: Theme) -> None:
         keep(self._state_file, Remembered(theme=theme.name))
@@ -131,3 +156,8 @@ class ChatApp(App[None]):
         else:
             self._asked_to_quit_s = time.monotonic()
             self.notify("Ctrl+C again quits.", timeout=_QUIT_WINDOW_S)
+
+
+def _is_typed(event: events.Event) -> TypeGuard[events.Key | events.Paste]:
+    """Whether this comes from the terminal; what was forwarded comes up again from a widget."""
+    return isinstance(event, events.Key | events.Paste) and not event.is_forwarded

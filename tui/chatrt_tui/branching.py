@@ -3,16 +3,19 @@
 Knows: what each move needs of the tree and the transcript, which turn is selected.
 Does not know: how a turn streams (`TurnFlow`), other clients' turns (`SharedFlow`), painting.
 Invariant: no move changes the tree while a turn runs that the path ends in; what is half-typed
-survives all of them. All moves run on this widget's own queue, one after the other.
+survives all of them. All moves run on this widget's own queue, one after the other; keys that come
+meanwhile wait (`is_moving`), so that each meets what the one before it has made.
 Cost: a move asks the server nothing, but for the question of an edit or a new answer.
 """
 
 from __future__ import annotations
 
 import random
+from inspect import isawaitable
 from typing import TYPE_CHECKING
 
 from textual import on
+from textual.message import Message
 
 from chatrt_tui import figures
 from chatrt_tui.commands import as_prompt
@@ -26,8 +29,11 @@ from chatrt_tui.turn_view import TurnView
 from chatrt_tui.turns import Edit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chatrt.client import TurnResult
     from chatrt_tui.branches import Turn
+    from chatrt_tui.turn_view import Action
 
 _STILL_COMING = "The answer is still coming. Esc stops it; your text stays here."
 _OTHERS_TURN = "Another client is being answered here. Yours can follow; your text stays."
@@ -39,6 +45,10 @@ class BranchingFlow(SharedFlow):
 
     _edit: Edit | None = None
     _sent_edit: Edit | None = None  # of the turn that runs
+    _num_asked_for = 0  # moves that are not made yet
+
+    class Moved(Message):
+        """A move that was asked for is made."""
 
     @property
     def editing(self) -> bool:
@@ -81,20 +91,41 @@ class BranchingFlow(SharedFlow):
     def _say_not_now(self) -> None:
         self.notify(_OTHERS_TURN if self._turn is None else _STILL_COMING)
 
-    @on(TurnView.Asked)
-    async def _act(self, event: TurnView.Asked) -> None:
+    def make(self, move: Callable[..., object], *arguments: object) -> None:
+        """Make a move behind those that are asked for already; keys wait for it."""
+        self._num_asked_for += 1
+        self.call_later(self._make, move, *arguments)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a move is asked for that is not made yet."""
+        return self._num_asked_for > 0
+
+    async def _make(self, move: Callable[..., object], *arguments: object) -> None:
+        try:
+            made = move(*arguments)
+            if isawaitable(made):
+                await made
+        finally:
+            self._num_asked_for -= 1
+            self.post_message(self.Moved())
+
+    def act(self, view: TurnView, action: Action) -> None:
         """Do what the person wants with a turn."""
-        view, turn = event.view, event.view.turn
+        self.make(self._act, view, action)
+
+    async def _act(self, view: TurnView, action: Action) -> None:
+        turn = view.turn
         if self.query_one(Transcript).view(turn) is not view:
-            self.query_one(Prompt).focus()  # it was refused, or is of a conversation that was left
+            self.query_one(Prompt).take_keys()  # it was refused, or is of one that was left
             return
-        match event.action:
+        match action:
             case "select":
                 view.take_keys()
             case "leave":
-                self.query_one(Prompt).focus()
+                self.query_one(Prompt).take_keys()
             case "up" | "down":
-                self.select(-1 if event.action == "up" else 1)
+                self.select(-1 if action == "up" else 1)
             case "edit":
                 self.edit(turn)
             case "regenerate":
@@ -102,19 +133,13 @@ class BranchingFlow(SharedFlow):
             case "fork":
                 await self.fork(turn)
             case "previous" | "next":
-                await self.switch(turn, -1 if event.action == "previous" else 1)
+                await self.switch(turn, -1 if action == "previous" else 1)
             case "copy":
                 self.copy(split_thought(view.text).answer)
             case "copy_code":
                 self.copy_code(view)
             case "thought":
                 view.toggle_thought()
-
-    @on(TurnView.Typed)
-    def _type_on(self, event: TurnView.Typed) -> None:
-        prompt = self.query_one(Prompt)
-        prompt.focus()
-        prompt.insert(event.character)
 
     @property
     def selected(self) -> TurnView | None:
@@ -137,7 +162,7 @@ class BranchingFlow(SharedFlow):
         index = len(views) if selected is None else views.index(selected)
         index += step
         if index >= len(views):
-            self.query_one(Prompt).focus()
+            self.query_one(Prompt).take_keys()
             transcript.anchor()
         elif index < 0:
             transcript.load_older()
@@ -163,7 +188,7 @@ class BranchingFlow(SharedFlow):
             draft = prompt.text if self._edit is None else self._edit.draft
             self._set_edit(Edit(turn, draft))
             prompt.show(as_prompt(turn.question))
-            prompt.focus()
+            prompt.take_keys()
 
     def leave_edit(self) -> None:
         """Edit nothing after all; what was in the prompt before is back."""
@@ -201,7 +226,7 @@ class BranchingFlow(SharedFlow):
             self._sent_edit = None
             self.query_one(Prompt).hold_sending()
             await self._ask(turn.question, turn.parent, seed=random.randrange(_SEEDS))
-            self.query_one(Prompt).focus()
+            self.query_one(Prompt).take_keys()
 
     async def fork(self, turn: Turn) -> None:
         """Go back to a turn: the next question follows it, beside what followed it so far."""
@@ -211,7 +236,7 @@ class BranchingFlow(SharedFlow):
             self.notify("This is the last turn shown: the next question follows it anyway.")
             return
         await self._move_to(turn)
-        self.query_one(Prompt).focus()
+        self.query_one(Prompt).take_keys()
 
     async def undo(self) -> None:
         """Go back one turn."""

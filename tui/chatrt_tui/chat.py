@@ -65,7 +65,7 @@ class Chat(BranchingFlow):
         """From top to bottom."""
         yield Banner()
         with Container(id="main"):
-            yield Transcript(lambda turn: self._conversation.tree.place(turn))
+            yield Transcript(lambda turn: self._conversation.tree.place(turn), self.act)
             yield Details()
         yield StatusLine()
         yield CommandHints()
@@ -204,6 +204,7 @@ class Chat(BranchingFlow):
         self.query_one(Prompt).allow_sending()
         self._conversation = Conversation()
 
+    @work(group="rename")
     async def rename(self, title: str) -> None:
         """Give the conversation another title."""
         here = self._conversation

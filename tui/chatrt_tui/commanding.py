@@ -78,7 +78,7 @@ class Commander:
         self._app.notify(clean_line(text), severity="warning", markup=False)
 
     def _queue(self, move: Callable[..., object], *arguments: object) -> None:
-        self._chat.call_later(move, *arguments)
+        self._chat.make(move, *arguments)
 
     def _turn(self) -> Turn:
         turn = self._chat.target()
@@ -179,7 +179,7 @@ class Commander:
 
     def _title(self, argument: str) -> None:
         if argument:
-            self._queue(self._chat.rename, argument)
+            self._chat.rename(argument)
         else:
             self._chat.query_one(Prompt).give_back(f"/title {self._chat.conversation.title}")
 

@@ -89,7 +89,7 @@ class TurnFlow(Vertical):
     async def on_mount(self) -> None:
         """Paint first, connect then."""
         await self.query_one(Transcript).show_path([], welcome=WELCOME)
-        self.query_one(Prompt).focus()
+        self.query_one(Prompt).take_keys()
         self._show_state()
         self.call_after_refresh(self.client.start)
 

@@ -82,6 +82,10 @@ class Prompt(TextArea):
         self._history: list[str] = []
         self._recalled: int | None = None  # index into the history of the text shown
 
+    def take_keys(self) -> None:
+        """Have the keyboard, for the very next key."""
+        self.screen.set_focus(self)
+
     def allow_sending(self) -> None:
         """Enter sends again; after a prompt was sent it does not, until this is called."""
         self._may_send = True

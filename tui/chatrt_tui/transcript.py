@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from chatrt_tui.branches import Place, Turn
+    from chatrt_tui.turn_view import Action
 
 # So many turns are mounted unasked, some of them at once; past the most the oldest leave.
 FIRST_TURNS = 12
@@ -36,7 +37,7 @@ _OLDER_AT_ONCE = 4
 class Transcript(VerticalScroll, can_focus=False):
     """A path of turns; anchored to its end until the reader scrolls away.
 
-    `place` says where a turn stands among its siblings.
+    `place` says where a turn stands among its siblings; `ask` is told what is wanted with it.
     """
 
     DEFAULT_CSS = """
@@ -51,9 +52,12 @@ class Transcript(VerticalScroll, can_focus=False):
     }
     """
 
-    def __init__(self, place: Callable[[Turn], Place]) -> None:
+    def __init__(
+        self, place: Callable[[Turn], Place], ask: Callable[[TurnView, Action], None]
+    ) -> None:
         super().__init__()
         self._place = place
+        self._ask = ask
         self._path: list[Turn] = []
         self._views: dict[Turn, TurnView] = {}  # of the last turns of the path, in order
         self._changes = asyncio.Lock()  # of which turns have widgets, but for one more at the end
@@ -105,7 +109,7 @@ class Transcript(VerticalScroll, can_focus=False):
         if gone:
             await self.remove_children(gone)
         # The newest first: it is what one looks at.
-        views = {turn: TurnView(turn, self._place(turn)) for turn in path[num_common:]}
+        views = {turn: self._new_view(turn) for turn in path[num_common:]}
         await self.refresh_places()
         self._views = {**kept, **views}
         for view in list(self._views.values())[:-1]:
@@ -128,7 +132,7 @@ class Transcript(VerticalScroll, can_focus=False):
         if not self.num_hidden or not self.is_attached:
             return  # another path is shown by now, or none
         turn = self._path[self.num_hidden - 1]
-        view = TurnView(turn, self._place(turn))
+        view = self._new_view(turn)
         view.is_earlier = True
         first = next(iter(self._views.values()), None)
         await self.mount(view, before=first)
@@ -141,9 +145,12 @@ class Transcript(VerticalScroll, can_focus=False):
         if self._views:
             self.views[-1].is_earlier = True
         self._path.append(turn)
-        view = self._views[turn] = TurnView(turn, self._place(turn))
+        view = self._views[turn] = self._new_view(turn)
         await self.mount(view)
         return view
+
+    def _new_view(self, turn: Turn) -> TurnView:
+        return TurnView(turn, self._place(turn), self._ask)
 
     async def remove_turn(self, turn: Turn) -> None:
         """Take the last turn away again."""

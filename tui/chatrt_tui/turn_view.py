@@ -1,14 +1,16 @@
 """One turn in the transcript: the question, its place among branches, the answer.
 
 Knows: how a turn looks, the keys of a selected one.
-Does not know: the tree, what is done about a key: it posts `TurnView.Asked`.
-Invariant: it takes the keyboard only while it is selected; a click leaves the prompt its keys.
+Does not know: the tree, what is done about a key: it asks whoever made it.
+Invariant: it takes the keyboard only while it is selected; a click leaves the prompt its keys. What
+a key asks for is asked before the next key is looked at, however busy the screen is.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import Static
@@ -17,7 +19,8 @@ from chatrt_tui.answer_view import AnswerView
 from chatrt_tui.clean import clean_line, clean_text
 
 if TYPE_CHECKING:
-    from textual import events
+    from collections.abc import Callable
+
     from textual.app import ComposeResult
 
     from chatrt_tui.branches import Place, Turn
@@ -81,8 +84,8 @@ class BranchLine(Static):
 class TurnView(AnswerView, can_focus=False):
     """A turn; `turn.question` and `turn.answer` as they stand, growing if it runs.
 
-    It is an answer with its question above it: one box around both would be laid out once more for
-    each text that comes.
+    `ask` is told what the person wants with it. It is an answer with its question above it: one box
+    around both would be laid out once more for each text that comes.
     """
 
     DEFAULT_CSS = """
@@ -96,37 +99,26 @@ class TurnView(AnswerView, can_focus=False):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("e", "ask('edit')", "Edit"),
-        Binding("r", "ask('regenerate')", "Regenerate"),
-        Binding("f", "ask('fork')", "Fork"),
-        Binding("left", "ask('previous')", "Branch", key_display="←→"),
-        Binding("right", "ask('next')", show=False),
-        Binding("y", "ask('copy')", "Copy"),
-        Binding("c", "ask('copy_code')", "Code"),
-        Binding("t", "ask('thought')", show=False),
-        Binding("up,k", "ask('up')", show=False),
-        Binding("down,j", "ask('down')", show=False),
-        Binding("escape,enter", "ask('leave')", "Back", key_display="esc"),
+        Binding(key, f"ask('{action}')", label, show=bool(label), key_display=told, priority=True)
+        for key, action, label, told in (
+            ("e", "edit", "Edit", None),
+            ("r", "regenerate", "Regenerate", None),
+            ("f", "fork", "Fork", None),
+            ("left", "previous", "Branch", "←→"),
+            ("right", "next", "", None),
+            ("y", "copy", "Copy", None),
+            ("c", "copy_code", "Code", None),
+            ("t", "thought", "", None),
+            ("up,k", "up", "", None),
+            ("down,j", "down", "", None),
+            ("escape,enter", "leave", "Back", "esc"),
+        )
     ]
 
-    class Asked(Message):
-        """The person wants something done with this turn."""
-
-        def __init__(self, view: TurnView, action: Action) -> None:
-            super().__init__()
-            self.view = view
-            self.action = action
-
-    class Typed(Message):
-        """A character that is no key of a turn: it belongs into the prompt."""
-
-        def __init__(self, character: str) -> None:
-            super().__init__()
-            self.character = character
-
-    def __init__(self, turn: Turn, place: Place) -> None:
+    def __init__(self, turn: Turn, place: Place, ask: Callable[[TurnView, Action], None]) -> None:
         super().__init__()
         self.turn = turn
+        self._ask = ask
         self._question = UserMessage(turn.question)
         self._branch: BranchLine | None = None
         self._place = place
@@ -174,31 +166,30 @@ class TurnView(AnswerView, can_focus=False):
             await self.finish_old(stopped=turn.status in ("incomplete", "cancelled"))
 
     def take_keys(self) -> None:
-        """Be the selected turn."""
+        """Be the selected turn, for the very next key."""
         self.can_focus = True
-        self.focus()
+        self.screen.set_focus(self)
+
+    def takes(self, event: events.Key | events.Paste) -> bool:
+        """Whether this is for a selected turn; what is not is meant for the prompt."""
+        if isinstance(event, events.Paste):
+            return False
+        return not event.is_printable or event.key in self._bindings.key_to_bindings
 
     def on_blur(self) -> None:
-        """Not selected any more: clicks go to the prompt again."""
-        self.can_focus = False
+        """Not selected any more, unless it is again: clicks go to the prompt."""
+        self.can_focus = self.screen.focused is self
 
     def on_branch_line_clicked(self, event: BranchLine.Clicked) -> None:
         """A click on the branches."""
         event.stop()
-        self.post_message(self.Asked(self, "previous" if event.step < 0 else "next"))
+        self._ask(self, "previous" if event.step < 0 else "next")
 
     def on_click(self, event: events.Click) -> None:
         """A click on the question selects the turn, unless it marked text."""
         if event.widget is self._question and not self.screen.get_selected_text():
-            self.post_message(self.Asked(self, "select"))
-
-    def on_key(self, event: events.Key) -> None:
-        """What is none of the keys above is typed into the prompt."""
-        is_own = event.key in self._bindings.key_to_bindings
-        if event.is_printable and event.character and not is_own:
-            event.stop()
-            self.post_message(self.Typed(event.character))
+            self._ask(self, "select")
 
     def action_ask(self, action: Action) -> None:
         """Say what the person wants."""
-        self.post_message(self.Asked(self, action))
+        self._ask(self, action)
