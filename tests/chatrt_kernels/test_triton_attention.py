@@ -13,7 +13,7 @@ from torch.nn import functional
 from chatrt_kernels.kv_formats import KVFormat
 from chatrt_kernels.ops import KVLayer, RowMeta
 from chatrt_kernels.reference import ReferenceOps
-from chatrt_kernels.triton.paged_attention import decode_tiling
+from chatrt_kernels.triton.tiling import decode_tiling
 from tests.chatrt_kernels.ragged import Ragged, Shape, page_tables, ragged, row_meta
 from tests.chatrt_kernels.tolerance import assert_agree
 from tests.chatrt_kernels.triton_support import KV_DTYPES, poisoned_pages, triton_ops

@@ -12,8 +12,8 @@ from chatrt_kernels.formats import QuantFormat
 from chatrt_kernels.ops import ForwardInputs, KVLayer
 from chatrt_kernels.reference import ReferenceOps
 from chatrt_kernels.triton.ops import TritonOps
-from chatrt_kernels.triton.paged_attention import decode_tiling
 from chatrt_kernels.triton.program import Splits
+from chatrt_kernels.triton.tiling import decode_tiling
 from tests.chatrt_kernels.miniature import (
     MAX_POSITIONS,
     MAX_ROWS,

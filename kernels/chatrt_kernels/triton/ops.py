@@ -19,16 +19,12 @@ import torch
 from chatrt_kernels.ops import KVLayout
 from chatrt_kernels.triton.fuse import Add, Linear, Norm, Other
 from chatrt_kernels.triton.linear import linear as grouped_linear
-from chatrt_kernels.triton.paged_attention import (
-    Partials,
-    decode_tiling,
-    paged_attention,
-    prefill_tiling,
-)
+from chatrt_kernels.triton.paged_attention import paged_attention
 from chatrt_kernels.triton.program import GpuProgram, Splits, eager
 from chatrt_kernels.triton.rms_norm import rms_norm
 from chatrt_kernels.triton.rope_and_write_kv import rope_and_write_kv
 from chatrt_kernels.triton.swiglu import swiglu
+from chatrt_kernels.triton.tiling import Partials, decode_tiling, prefill_tiling
 from chatrt_kernels.triton.weights import GpuWeight, gpu_weight, prepare
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from chatrt_kernels.ops import Describe
     from chatrt_kernels.triton.fuse import Call
-    from chatrt_kernels.triton.paged_attention import Tiling
+    from chatrt_kernels.triton.tiling import Tiling
 
 Replay: TypeAlias = "Callable[[], None]"
 Capture: TypeAlias = "Callable[[Callable[[], None]], Callable[[], None]]"
