@@ -67,8 +67,10 @@ def top(
             raise InvalidValue("chatrt top needs a terminal; in a pipe use: chatrt top --once")
         asyncio.run(_check(routes))
         # The terminal's package is only needed here.
+        from chatrt_tui.terminal import end_with_terminal
         from chatrt_tui.top import TopApp
 
+        end_with_terminal()
         TopApp(routes, interval_s=interval).run()
 
 

@@ -43,11 +43,13 @@ def run(
     os.environ.setdefault("TEXTUAL_FPS", str(_FRAMES_PER_S))  # Textual reads it when it is imported
     # Imported here, so that a command line that only prints its help need not load Textual.
     from chatrt_tui.app import ChatApp
+    from chatrt_tui.terminal import end_with_terminal
 
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.freeze()  # what was imported stays: to look through it again would hold up a key press
     gc.set_threshold(*_GARBAGE_THRESHOLDS)
     understand_alt_enter()
+    end_with_terminal()
     app = ChatApp(url, api_key, typing_ahead=typing_ahead, ssl=ssl, state_file=state_file)
     app.run(inline=inline)
 
