@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chatrt.models.files import ModelFiles
+    from chatrt.text.tokenizer import Tokenizer
     from tests.e2e.process import ServerProcess
 
 DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -57,6 +58,14 @@ def chatrt_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home"
     monkeypatch.setenv("CHATRT_HOME", str(home))
     return home
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The tiny byte-level tokenizer, which encodes every text."""
+    from chatrt.testing.tokenizer import tiny_tokenizer
+
+    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @dataclass(frozen=True, slots=True)

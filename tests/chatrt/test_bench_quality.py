@@ -44,11 +44,6 @@ CONTEXT = 64
 TOKENS = [(i * i * 31 + 7 * i + 5) % 256 for i in range(50)]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
 @pytest.fixture
 def head(tokenizer: Tokenizer) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)

@@ -21,7 +21,7 @@ from chatrt.bench.speculation_figures import figures_by_temperature
 from chatrt.errors import OutOfPages
 from chatrt.testing.drafter import ScriptedDrafter
 from chatrt.testing.engine import run_turn, tiny_engine, turn_request
-from chatrt.testing.tokenizer import IM_START, tiny_tokenizer
+from chatrt.testing.tokenizer import IM_START
 from chatrt_drafts.ngram import NgramDrafter
 
 if TYPE_CHECKING:
@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 NUM_TOKENS = 13
 DEPTH = 3
 OPTIONS = SpeculationOptions(num_tokens=NUM_TOKENS, temperatures=(0.0,), depth=DEPTH)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def questions(tokenizer: Tokenizer, *texts: str) -> list[Question]:

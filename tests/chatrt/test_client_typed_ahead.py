@@ -6,29 +6,19 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import pytest
-
 from chatrt.client import ChatClient, ClientThread, ResponseRequest
 from chatrt.testing.serving import eventually
 from chatrt.testing.serving import serving as server_around
-from chatrt.testing.tokenizer import tiny_tokenizer
 from tests.chatrt.service_support import serving
 from tests.chatrt.test_client_thread import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from chatrt.text.tokenizer import Tokenizer
     from tests.chatrt.service_support import Chat
 
 QUESTION = "where does the river end that runs through the old town?"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @asynccontextmanager

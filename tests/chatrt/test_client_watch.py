@@ -19,13 +19,11 @@ from chatrt.client.batches import (
 from chatrt.errors import NotFound, Overloaded, ServerUnavailable
 from chatrt.testing.serving import eventually
 from chatrt.testing.serving import serving as serving_port
-from chatrt.testing.tokenizer import tiny_tokenizer
 from tests.chatrt.service_support import Chat, serving
 from tests.chatrt.test_client_thread import Recorder, deltas, quick_pauses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
     from chatrt.client import Answer, TurnResult, Watch, WatchedEvent
     from chatrt.client.batches import ThreadEvent
@@ -33,12 +31,6 @@ if TYPE_CHECKING:
     from chatrt.text.tokenizer import Tokenizer
 
 LONG = {"max_output_tokens": 100, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @asynccontextmanager

@@ -21,23 +21,14 @@ from chatrt.testing.engine import (
     tiny_target,
     turn_request,
 )
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishedEvent, FinishReason, TurnKind
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from chatrt.engine import Engine
     from chatrt.text.tokenizer import Tokenizer
 
 PROMPT = "hello world, the moon is made of cheese"
 SEEDED = SamplingParams(temperature=1.0, seed=7, max_output_tokens=12)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import pytest
 
 from chatrt.archive import DiskPages, Fault, PageRecord
 from chatrt.testing.engine import PAGE_SIZE, Outcome, outcomes, turn_request
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishReason, TurnKind
 from tests.chatrt import archiving_support
 from tests.chatrt.archiving_support import PROMPT, TIMEOUT_S, kept, write_prompt
@@ -31,11 +30,6 @@ if TYPE_CHECKING:
 def world(request: pytest.FixtureRequest) -> OpenWorld:
     opened: OpenWorld = getattr(archiving_support, request.param)
     return opened
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")

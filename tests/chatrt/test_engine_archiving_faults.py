@@ -10,7 +10,6 @@ import pytest
 
 from chatrt.archive import Fault, child_key, root_key
 from chatrt.testing.engine import PAGE_SIZE, run_until_idle, turn_request
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import TurnKind
 from tests.chatrt import archiving_support
 from tests.chatrt.archiving_support import PROMPT, kept
@@ -29,11 +28,6 @@ GLUE = list(b"|end||user|")
 def world(request: pytest.FixtureRequest) -> OpenWorld:
     opened: OpenWorld = getattr(archiving_support, request.param)
     return opened
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def keys_of(token_ids: list[int]) -> list[PageKey]:

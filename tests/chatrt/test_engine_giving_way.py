@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
 from chatrt.params import SamplingParams
 from chatrt.testing.engine import (
     outcomes,
@@ -16,7 +14,6 @@ from chatrt.testing.engine import (
     tiny_engine,
     turn_request,
 )
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishReason, TurnKind
 
 if TYPE_CHECKING:
@@ -29,11 +26,6 @@ PROMPT = list(b"the moon is made of cheese and the sea of salt")
 GLUE = list(b"|end||user|")
 LONG = SamplingParams(temperature=0.0, max_output_tokens=150, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_output_tokens=2, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def prepared(parent_id: str, token_ids: list[int]) -> TurnRequest:

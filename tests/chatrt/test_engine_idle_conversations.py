@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
 from chatrt.params import SamplingParams
 from chatrt.testing.engine import outcomes, run_outcome, run_until_idle, tiny_engine, turn_request
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import TurnKind
 from tests.chatrt.engine_support import ColdRuns
 
@@ -22,11 +19,6 @@ NUM_CONVERSATIONS = 200
 NUM_HELD = 40
 PAGES_EACH = 4
 FEW = SamplingParams(temperature=0.0, max_output_tokens=4)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def canary(number: int) -> list[int]:

@@ -17,7 +17,7 @@ from chatrt.sampling import Sampler
 from chatrt.scheduler import Entry, Phase, Work
 from chatrt.session_manager import SessionManager
 from chatrt.testing.engine import run_outcome, run_turn, tiny_engine, turn_request
-from chatrt.testing.tokenizer import IM_END, tiny_sentencepiece_tokenizer, tiny_tokenizer
+from chatrt.testing.tokenizer import IM_END, tiny_sentencepiece_tokenizer
 from chatrt.turn import FinishReason, KVFigures
 from tests.chatrt.engine_support import ColdRuns
 
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 
     from chatrt.engine.live import Emitted
     from chatrt.text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from chatrt.testing.engine import (
     tiny_engine,
     turn_request,
 )
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import TurnKind
 from tests.chatrt.engine_support import ColdRuns
 
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
 
 PROMPT = list(b"the moon is made of cheese and the sea of salt")
 GLUE = list(b"|end||user|")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")

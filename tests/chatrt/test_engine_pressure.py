@@ -18,22 +18,13 @@ from chatrt.testing.engine import (
     tiny_engine,
     turn_request,
 )
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishReason, TurnKind
 from tests.chatrt.engine_support import ColdRuns
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from chatrt.text.tokenizer import Tokenizer
 
 LONG = SamplingParams(temperature=0.0, max_output_tokens=40, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @pytest.fixture(scope="module")

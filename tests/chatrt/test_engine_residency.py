@@ -20,25 +20,16 @@ from chatrt.testing.engine import (
     tiny_engine,
     turn_request,
 )
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishReason, TurnKind
 from tests.chatrt.engine_support import ColdRuns
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from chatrt.engine import Engine
     from chatrt.session import Session
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import FinishedEvent, TurnRequest
 
 LANE = "lane"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @pytest.fixture(scope="module")

@@ -19,14 +19,12 @@ from chatrt.testing.engine import (
     tiny_engine,
     turn_request,
 )
-from chatrt.testing.tokenizer import IM_END, tiny_tokenizer
+from chatrt.testing.tokenizer import IM_END
 from chatrt.turn import FinishReason
 from chatrt_drafts.ngram import NgramDrafter
 from tests.chatrt.engine_support import ColdRuns
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from chatrt.engine import Engine
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import TurnRequest
@@ -41,12 +39,6 @@ PARAMS = {
     "penalised and seeded": SamplingParams(temperature=1.2, seed=5, frequency_penalty=1.1),
     "biased": SamplingParams(temperature=0.0, logit_bias={65: 6.0, 66: 6.5, 67: 6.0}),
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @pytest.fixture(scope="module")

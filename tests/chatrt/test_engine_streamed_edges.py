@@ -26,7 +26,6 @@ from chatrt.testing.engine import (
 )
 from chatrt.testing.serving import eventually
 from chatrt.testing.streams import LateStream, late_streams
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishedEvent
 from chatrt_kernels.page_moves import TorchPageMoves
 from chatrt_kernels.triton.page_moves import TritonPageMoves
@@ -41,11 +40,6 @@ if TYPE_CHECKING:
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import EngineEvent
     from chatrt_kernels.streams import Streams
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from chatrt.testing.engine import (
     run_until_idle,
     turn_request,
 )
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishReason
 from tests.chatrt.archiving_support import (
     PROMPT,
@@ -38,11 +37,6 @@ if TYPE_CHECKING:
     from tests.chatrt.archiving_support import OpenWorld, World
 
 NUM_FULL = len(PROMPT) // PAGE_SIZE
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")

@@ -12,24 +12,16 @@ from chatrt.errors import NotFound, ServerUnavailable
 from chatrt.host import EngineHost
 from chatrt.params import SamplingParams
 from chatrt.testing.engine import GREEDY, Outcome, run_outcome, tiny_engine, turn_request
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishedEvent, FinishReason, TokensEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from chatrt.engine import Engine
     from chatrt.text.tokenizer import Tokenizer
     from chatrt.turn import EngineEvent, TurnRequest
 
 ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 import torch
 import triton
 
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.wire.live import Sockets
 from chatrt_kernels.compilations import CompilationFigures, Compilations
 from chatrt_kernels.triton.ops import TritonOps
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
 
 KERNELS = 'chatrt_late_compilations_total{of="kernel"}'
 GRAPHS = 'chatrt_late_compilations_total{of="graph"}'
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from chatrt.service.recent import RecentLogs
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
 from chatrt.testing.serving import eventually
 from chatrt.testing.serving import serving as serving_port
-from chatrt.testing.tokenizer import tiny_tokenizer
 from tests.chatrt.service_support import Chat, serving
 
 if TYPE_CHECKING:
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
 
 NUM_CUTS = 50
 LONG = {"max_output_tokens": 300, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @asynccontextmanager

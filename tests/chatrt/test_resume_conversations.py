@@ -15,7 +15,6 @@ import pytest
 from chatrt.testing.service import ScriptedService
 from chatrt.testing.serving import Caller, calling, eventually, text_of
 from chatrt.testing.serving import serving as serving_port
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.wire.log import DELTA
 from chatrt.wire.messages import ConversationCreate, ConversationSubscribe
 from tests.chatrt.service_support import context, serving
@@ -31,12 +30,6 @@ if TYPE_CHECKING:
 LONG: dict[str, Any] = {"max_output_tokens": 200, "chatrt": {"ignore_eos": True}}
 OWNER = {"Authorization": "Bearer owner"}
 STRANGER = {"Authorization": "Bearer stranger"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @asynccontextmanager

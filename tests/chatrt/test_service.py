@@ -10,7 +10,6 @@ import pytest
 from chatrt.errors import ContextLengthExceeded, InvalidValue, ModelNotFound, NotFound
 from chatrt.params import SamplingParams
 from chatrt.service.prompts import Ask, PlannedPrompt, PromptPlanner
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.text.messages import Message
 from chatrt.text.prompt import PromptBuilder
 from chatrt.wire.messages import (
@@ -38,12 +37,6 @@ if TYPE_CHECKING:
     from chatrt.text.tokenizer import Tokenizer
 
 ENDLESS: dict[str, Any] = {"max_output_tokens": 300, "chatrt": {"ignore_eos": True}}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 from chatrt.client import ChatClient, HttpRoutes, ResponseRequest
 from chatrt.errors import InvalidValue, NotFound
 from chatrt.testing.serving import serving as serving_port
-from chatrt.testing.tokenizer import tiny_tokenizer
 from tests.chatrt.service_support import KEY, Chat, serving
 
 if TYPE_CHECKING:
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
 
     from chatrt.client import TurnResult
     from chatrt.text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 
 from chatrt.errors import Conflict, NotFound
 from chatrt.service.prompts import Ask, PlannedPrompt, PromptPlanner
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.wire.messages import (
     ConversationCreate,
     ConversationSubscribe,
@@ -37,12 +36,6 @@ if TYPE_CHECKING:
     from chatrt.wire.log import ResponseLog
 
 ENDLESS: dict[str, Any] = {"max_output_tokens": 300, "chatrt": {"ignore_eos": True}}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @pytest.fixture

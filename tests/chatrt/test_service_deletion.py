@@ -18,7 +18,6 @@ from chatrt.params import SamplingParams
 from chatrt.service import ChatService, ServiceSettings
 from chatrt.store import Store
 from chatrt.testing.engine import PAGE_SIZE, engine_over, tiny_target
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.wire.messages import ConversationCreate
 from tests.chatrt.service_support import KEY, MODEL, Chat, context, ended, has_text
 
@@ -30,11 +29,6 @@ if TYPE_CHECKING:
 
 SECRET = "the moon is made of cheese, the sea of salt and everything else of sand"
 PATIENCE_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @asynccontextmanager

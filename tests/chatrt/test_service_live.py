@@ -16,7 +16,6 @@ from chatrt.service.live import MOST_RECENT, LiveBoard
 from chatrt.testing.engine import tiny_engine, turn_request
 from chatrt.testing.serving import calling
 from chatrt.testing.serving import serving as serving_port
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import TurnKind
 from chatrt.wire.live import Acceptance, LiveFigures, RecentTurn, Sockets, Steps
 from chatrt.wire.log import DELTA
@@ -24,19 +23,11 @@ from chatrt.wire.messages import ConversationCreate
 from tests.chatrt.service_support import KEY, MODEL, Chat, context, ended, has_text, serving
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from chatrt.server.server import Server
     from chatrt.text.tokenizer import Tokenizer
 
 ENDLESS: dict[str, Any] = {"max_output_tokens": 400, "chatrt": {"ignore_eos": True}}
 SECRET = "marmalade skies"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 async def live(chat: Chat, key: str = KEY) -> LiveFigures:

@@ -14,7 +14,6 @@ import pytest
 from chatrt.errors import ServerUnavailable
 from chatrt.testing.serving import calling, eventually
 from chatrt.testing.serving import serving as serving_port
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.wire.live import Sockets
 from chatrt.wire.log import DELTA
 from tests.chatrt.metrics_support import samples_of
@@ -23,7 +22,6 @@ from tests.chatrt.test_metrics_documents import expressions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from chatrt.server.server import Server
     from chatrt.text.tokenizer import Tokenizer
@@ -59,12 +57,6 @@ DRAFTS = [
     "chatrt_spec_accepted_tokens_total",
     "chatrt_spec_accepted_per_position_total",
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @asynccontextmanager

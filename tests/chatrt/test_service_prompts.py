@@ -18,7 +18,6 @@ from chatrt.service.prompts import (
     transcript,
 )
 from chatrt.store import StoredTurn
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.text.messages import Message
 from chatrt.text.prompt import PromptBuilder
 from chatrt.turn import TurnKind
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
     from chatrt.text.tokenizer import Tokenizer
 
 MODEL = "tiny"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tiny"))
 
 
 def planner(tokenizer: Tokenizer, max_context: int = 4096) -> PromptPlanner:

@@ -9,7 +9,6 @@ import pytest
 
 from chatrt.errors import NotFound, StoreError
 from chatrt.store import Store
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.wire.messages import ConversationCreate
 from tests.chatrt.service_support import KEY, NUM_PAGES, Chat, context, serving, text_of
 
@@ -18,12 +17,6 @@ if TYPE_CHECKING:
 
     from chatrt.store import StoredTurn
     from chatrt.text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
 
 
 @pytest.fixture

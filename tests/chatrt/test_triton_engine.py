@@ -24,14 +24,11 @@ from chatrt.testing.engine import (
     tiny_target,
     turn_request,
 )
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt_drafts.ngram import NgramDrafter
 from chatrt_kernels.reference import ReferenceOps
 from chatrt_kernels.triton.ops import TritonOps
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from chatrt.engine import Engine
     from chatrt.text.tokenizer import Tokenizer
     from chatrt_kernels.ops import Ops
@@ -42,11 +39,6 @@ SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, max_output_tokens=10),
     "sampled": SamplingParams(temperature=0.7, seed=5, max_output_tokens=10),
 }
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Tokenizer:
-    return tiny_tokenizer(tmp_path)
 
 
 def triton() -> TritonOps:

@@ -21,7 +21,6 @@ from chatrt.testing.engine import (
     turn_request,
 )
 from chatrt.testing.heads import head_drafter, tiny_head
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt.turn import FinishedEvent
 from chatrt_drafts.deferred_rows import RowCopies
 from chatrt_kernels.cpu.binding import NativeLibrary
@@ -47,11 +46,6 @@ def executor(name: str) -> Ops:
     if name == "reference":
         return ReferenceOps()
     return NativeOps(NativeLibrary(compiled(NATIVE_PATH)), 2)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(params=["reference", "native"])

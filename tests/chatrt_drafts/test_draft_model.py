@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 EXECUTORS = ("reference", "native")
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
 def executor(name: str) -> Ops:
     return (
         NativeOps(NativeLibrary(compiled(NATIVE_PATH)), 1) if name == "native" else ReferenceOps()

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatrt.testing.tokenizer import tiny_tokenizer
 from tests.chatrt_drafts.model_support import SEEDED, Pair, prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from chatrt.text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 ACTIONS = st.lists(

@@ -20,7 +20,6 @@ from chatrt.testing.engine import (
     turn_request,
 )
 from chatrt.testing.heads import head_drafter
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt_drafts.native_chains import NativeChains
 from chatrt_kernels.cpu.binding import NativeLibrary
 from chatrt_kernels.cpu.ops import NativeOps
@@ -31,11 +30,6 @@ from tests.chatrt_kernels.cpu_support import NATIVE_PATH, compiled
 
 if TYPE_CHECKING:
     from chatrt.text.tokenizer import Tokenizer
-
-
-@pytest.fixture
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
 from chatrt.params import SamplingParams
 from chatrt.testing.engine import run_outcome, step_until_tokens, turn_request
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt_kernels.reference import ReferenceOps
 from tests.chatrt_drafts.head_support import PROMPT, make_bench
 
@@ -17,11 +14,6 @@ if TYPE_CHECKING:
     from chatrt.text.tokenizer import Tokenizer
 
 LONG = SamplingParams(temperature=0.0, max_output_tokens=40, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def test_rows_that_wait_are_written_before_a_fork_copies_their_page(tokenizer: Tokenizer) -> None:

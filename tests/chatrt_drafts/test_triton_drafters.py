@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 import torch
 
 from chatrt.testing.engine import (
@@ -15,7 +14,6 @@ from chatrt.testing.engine import (
     tiny_target,
     turn_request,
 )
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt_drafts.draft_model import ModelDrafter
 from chatrt_kernels.triton.ops import TritonOps
 from tests.chatrt_drafts.head_support import CONTEXT, PROMPT, make_bench
@@ -25,11 +23,6 @@ if TYPE_CHECKING:
 
 EVEN_ROWS = 8
 SHORT = PROMPT[:6]
-
-
-@pytest.fixture
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def triton() -> TritonOps:

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from textual.widgets import Input, OptionList
 
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
-from tests.chatrt_tui.driving import answer, app_at, idle, say, screen_text, until
+from tests.chatrt_tui.driving import app_at, has_answered, say, screen_text, until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     import pytest
+    from textual.pilot import Pilot
+
+    from chatrt_tui.app import ChatApp
+
+
+@asynccontextmanager
+async def the_list(
+    question: str, *, size: tuple[int, int] = (90, 30)
+) -> AsyncIterator[tuple[ChatApp, Pilot[None]]]:
+    """The list, in which the conversation that began with this question is the only one."""
+    async with (
+        ScriptedServer([ScriptedAnswer(["x"])]) as server,
+        app_at(server.url, size=size) as (app, pilot),
+    ):
+        await say(pilot, question)
+        await until(lambda: has_answered(app, question))
+        await pilot.press("ctrl+o")
+        await until(lambda: "  1 turn" in screen_text(app))
+        yield app, pilot
 
 
 async def test_a_conversation_is_deleted_at_the_second_press_only() -> None:
-    async with (
-        ScriptedServer([ScriptedAnswer(["x"])]) as server,
-        app_at(server.url) as (
-            app,
-            pilot,
-        ),
-    ):
-        await say(pilot, "keep me")
-        await until(lambda: idle(app) and answer(app))
-        await pilot.press("ctrl+o")
-        await until(lambda: "keep me  1 turn" in screen_text(app))
+    async with the_list("keep me") as (app, pilot):
         await pilot.press("ctrl+d")
         await until(lambda: "This one is open" in screen_text(app))
         await pilot.press("escape", "ctrl+n", "ctrl+o")
@@ -38,14 +49,7 @@ async def test_a_conversation_is_deleted_at_the_second_press_only() -> None:
 
 
 async def test_a_conversation_is_renamed_in_the_list_and_escape_leaves_the_old_title() -> None:
-    async with (
-        ScriptedServer([ScriptedAnswer(["x"])]) as server,
-        app_at(server.url) as (app, pilot),
-    ):
-        await say(pilot, "old title")
-        await until(lambda: idle(app) and answer(app))
-        await pilot.press("ctrl+o")
-        await until(lambda: "old title  1 turn" in screen_text(app))
+    async with the_list("old title") as (app, pilot):
         await pilot.press("ctrl+r")
         await until(lambda: "Enter gives it this title" in screen_text(app))
         await pilot.press("x", "escape")
@@ -64,14 +68,7 @@ async def test_a_conversation_is_exported_from_the_list_in_both_forms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    async with (
-        ScriptedServer([ScriptedAnswer(["x"])]) as server,
-        app_at(server.url) as (app, pilot),
-    ):
-        await say(pilot, "keep me")
-        await until(lambda: idle(app) and answer(app))
-        await pilot.press("ctrl+o")
-        await until(lambda: "keep me  1 turn" in screen_text(app))
+    async with the_list("keep me") as (app, pilot):
         await pilot.press("ctrl+e")
         await until(lambda: "Written: " in screen_text(app))
         await pilot.press("ctrl+e")
@@ -81,13 +78,9 @@ async def test_a_conversation_is_exported_from_the_list_in_both_forms(
 
 
 async def test_a_long_title_is_cut_with_an_ellipsis_instead_of_leaving_a_word_alone() -> None:
-    async with (
-        ScriptedServer([ScriptedAnswer(["x"])]) as server,
-        app_at(server.url, size=(60, 30)) as (app, pilot),
-    ):
-        await say(pilot, "a question that is much longer than the list is wide, by far")
-        await until(lambda: idle(app) and answer(app))
-        await pilot.press("ctrl+o")
+    async with the_list(
+        "a question that is much longer than the list is wide, by far", size=(60, 30)
+    ) as (app, pilot):
         await until(lambda: "…  1 turn · now · open" in screen_text(app))
         assert app.screen.query_one(OptionList).virtual_size.height == 1
         cut = len(title_shown(screen_text(app)))

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pytest
 from textual import events
 from textual.widgets import OptionList
 
@@ -17,7 +16,6 @@ from chatrt.params import SamplingParams
 from chatrt.server.handshake import NO_KEY_ID
 from chatrt.store import Store, StoredTurn
 from chatrt.testing.serving import serving as serving_port
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt_tui.app import ChatApp
 from chatrt_tui.prompt import Prompt
 from chatrt_tui.transcript import FIRST_TURNS, MOST_TURNS, Transcript
@@ -45,11 +43,6 @@ def answer() -> int:
 ```
 
 The end of answer {n}."""
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def fill(path: Path, key_id: str) -> None:

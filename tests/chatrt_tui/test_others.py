@@ -3,134 +3,29 @@
 from __future__ import annotations
 
 import threading
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pytest
-
-from chatrt.client import ChatClient, ResponseRequest
-from chatrt.params import SamplingParams
-from chatrt.testing.serving import serving as serving_port
-from chatrt.testing.tokenizer import tiny_tokenizer
-from chatrt_tui.answer_view import Note
-from chatrt_tui.app import ChatApp
-from chatrt_tui.chat import Chat as ChatWidget
 from chatrt_tui.clean import clean_text
 from chatrt_tui.status import Banner
-from chatrt_tui.transcript import Transcript
-from chatrt_tui.turn_view import UserMessage
-from tests.chatrt.service_support import MODEL, Chat, serving
 from tests.chatrt_tui.driving import answer, prompt_text, say, screen_text, state, until
+from tests.chatrt_tui.sharing import (
+    a_world,
+    ask,
+    beside_another,
+    conversation_of,
+    is_idle,
+    is_watching,
+    num_notes,
+    open_first,
+    terminal,
+    transcript,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from textual.pilot import Pilot
-
-    from chatrt.client import Answer, TurnResult
     from chatrt.text.tokenizer import Tokenizer
+    from chatrt_tui.app import ChatApp
 
 OTHERS_TURN = "another client is being answered"
-SAMPLING = SamplingParams(temperature=0.0, max_output_tokens=40, ignore_eos=True)
-HELD = {"max_output_tokens": 150}  # long enough to be held in the middle
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """A running server, and what is behind it."""
-
-    chat: Chat
-    url: str
-
-    async def connected(self) -> ChatClient:
-        """A client that is no terminal."""
-        return await ChatClient.connect(self.url)
-
-    async def begun(self, client: ChatClient, text: str, **fields: Any) -> Answer:
-        """An answer that has begun, and is held where it is until `go_on`."""
-        answering = await client.send(ResponseRequest(input=text, sampling=HELD, **fields))
-        async for event in answering:
-            if event.delta:
-                break
-        assert answering.response_id is not None
-        self.chat.service.pause(answering.response_id)
-        return answering
-
-    async def go_on(self, answering: Answer) -> TurnResult:
-        """The rest of a held answer."""
-        assert answering.response_id is not None
-        self.chat.service.resume(answering.response_id)
-        return await answering.collect()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    return tiny_tokenizer(folder)
-
-
-@asynccontextmanager
-async def a_world(tokenizer: Tokenizer) -> AsyncIterator[World]:
-    async with (
-        serving(tokenizer, sampling=SAMPLING) as chat,
-        serving_port(chat.service, insecure_no_auth=True) as server,
-    ):
-        yield World(chat, f"ws://127.0.0.1:{server.port}")
-
-
-@asynccontextmanager
-async def terminal(world: World) -> AsyncIterator[tuple[ChatApp, Pilot[None]]]:
-    app = ChatApp(world.url, typing_ahead=False)
-    async with app.run_test(size=(90, 40), notifications=True) as pilot:
-        await until(lambda: is_idle(app))
-        yield app, pilot
-
-
-def is_idle(app: ChatApp) -> bool:
-    return state(app) == MODEL
-
-
-def transcript(app: ChatApp) -> list[str]:
-    """All that was asked and answered, in the order shown."""
-    views = app.query_one(Transcript).views
-    return [
-        said for view in views for said in (str(view.query_one(UserMessage).render()), view.text)
-    ]
-
-
-def num_notes(app: ChatApp, words: str) -> int:
-    return sum(words in str(note.render()) for note in app.query(Note))
-
-
-async def ask(app: ChatApp, pilot: Pilot[None], text: str) -> None:
-    """One turn, from its question to its end."""
-    num_shown = len(transcript(app))
-    await say(pilot, text)
-    await until(lambda: len(transcript(app)) == num_shown + 2 and is_idle(app))
-
-
-async def open_first(app: ChatApp, pilot: Pilot[None]) -> None:
-    """Open the newest conversation of the list, and wait until it is watched."""
-    await pilot.press("ctrl+o")
-    await until(lambda: "turn" in screen_text(app))
-    await pilot.press("enter")
-    await until(lambda: conversation_of(app) is not None and is_watching(app))
-
-
-def conversation_of(app: ChatApp) -> str | None:
-    return app.query(ChatWidget).first().conversation.id if app.query(ChatWidget) else None
-
-
-def is_watching(app: ChatApp) -> bool:
-    """Whether the server has confirmed that the conversation shown is watched."""
-    connection = app._chat.client._client
-    conversation_id = conversation_of(app)
-    if connection is None or conversation_id is None:
-        return False
-    subscription = connection._subscriptions.get(conversation_id)
-    return subscription is not None and subscription.is_confirmed
 
 
 async def test_two_terminals_on_one_conversation_show_the_same_transcript(
@@ -163,13 +58,7 @@ async def test_two_terminals_on_one_conversation_show_the_same_transcript(
 async def test_while_another_is_answered_enter_waits_with_a_sentence_and_follows_then(
     tokenizer: Tokenizer,
 ) -> None:
-    async with (
-        a_world(tokenizer) as world,
-        terminal(world) as (app, pilot),
-        await world.connected() as other,
-    ):
-        await ask(app, pilot, "mine")
-        await until(lambda: is_watching(app))
+    async with beside_another(tokenizer, "mine") as (world, app, pilot, other):
         answering = await world.begun(other, "theirs", conversation=conversation_of(app))
         await until(lambda: state(app) == OTHERS_TURN)
         await until(lambda: answer(app))
@@ -189,13 +78,7 @@ async def test_while_another_is_answered_enter_waits_with_a_sentence_and_follows
 
 
 async def test_a_client_that_closes_in_mid_answer_harms_nobody(tokenizer: Tokenizer) -> None:
-    async with (
-        a_world(tokenizer) as world,
-        terminal(world) as (app, pilot),
-        await world.connected() as other,
-    ):
-        await ask(app, pilot, "mine")
-        await until(lambda: is_watching(app))
+    async with beside_another(tokenizer, "mine") as (world, app, pilot, other):
         answering = await world.begun(other, "theirs", conversation=conversation_of(app))
         await until(lambda: state(app) == OTHERS_TURN)
         other._websocket.transport.abort()
@@ -212,13 +95,7 @@ async def test_a_client_that_closes_in_mid_answer_harms_nobody(tokenizer: Tokeni
 async def test_an_outage_while_another_is_answered_loses_and_doubles_nothing(
     tokenizer: Tokenizer,
 ) -> None:
-    async with (
-        a_world(tokenizer) as world,
-        terminal(world) as (app, pilot),
-        await world.connected() as other,
-    ):
-        await ask(app, pilot, "mine")
-        await until(lambda: is_watching(app))
+    async with beside_another(tokenizer, "mine") as (world, app, _, other):
         answering = await world.begun(other, "theirs", conversation=conversation_of(app))
         await until(lambda: state(app) == OTHERS_TURN and answer(app))
         await cut(app)
@@ -247,12 +124,7 @@ async def cut(app: ChatApp) -> None:
 
 
 async def test_another_branch_is_told_once_and_takes_nothing_away(tokenizer: Tokenizer) -> None:
-    async with (
-        a_world(tokenizer) as world,
-        terminal(world) as (app, pilot),
-        await world.connected() as other,
-    ):
-        await ask(app, pilot, "one")
+    async with beside_another(tokenizer, "one") as (_, app, pilot, other):
         items = await other.http.items(str(conversation_of(app)))
         await ask(app, pilot, "two")
         await until(lambda: is_watching(app))
@@ -272,13 +144,7 @@ async def test_another_branch_is_told_once_and_takes_nothing_away(tokenizer: Tok
 async def test_two_questions_at_the_same_moment_are_two_branches_and_each_keeps_its_own(
     tokenizer: Tokenizer,
 ) -> None:
-    async with (
-        a_world(tokenizer) as world,
-        terminal(world) as (app, pilot),
-        await world.connected() as other,
-    ):
-        await ask(app, pilot, "one")
-        await until(lambda: is_watching(app))
+    async with beside_another(tokenizer, "one") as (world, app, pilot, other):
         tip_id = (await other.http.items(str(conversation_of(app))))[-1]["response_id"]
         go_on = threading.Event()
         world.chat.host.post(lambda _: go_on.wait(10))  # no answer ends before both have begun
@@ -295,13 +161,7 @@ async def test_two_questions_at_the_same_moment_are_two_branches_and_each_keeps_
 
 
 async def test_a_conversation_that_was_left_shows_no_more_of_others(tokenizer: Tokenizer) -> None:
-    async with (
-        a_world(tokenizer) as world,
-        terminal(world) as (app, pilot),
-        await world.connected() as other,
-    ):
-        await ask(app, pilot, "one")
-        await until(lambda: is_watching(app))
+    async with beside_another(tokenizer, "one") as (world, app, pilot, other):
         left = conversation_of(app)
         answering = await world.begun(other, "theirs", conversation=left)
         await until(lambda: state(app) == OTHERS_TURN)

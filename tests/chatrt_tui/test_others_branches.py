@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
-from chatrt.testing.tokenizer import tiny_tokenizer
 from chatrt_tui.clean import clean_text
 from tests.chatrt_tui.driving import prompt_text, say, until
-from tests.chatrt_tui.test_others import (
+from tests.chatrt_tui.sharing import (
     a_world,
     ask,
+    beside_another,
     conversation_of,
     is_idle,
-    is_watching,
     terminal,
     transcript,
 )
@@ -24,20 +21,8 @@ if TYPE_CHECKING:
     from chatrt_tui.app import ChatApp
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
 async def test_branches_that_others_made_are_there_to_switch_to(tokenizer: Tokenizer) -> None:
-    async with (
-        a_world(tokenizer) as world,
-        terminal(world) as (app, pilot),
-        await world.connected() as other,
-    ):
-        await ask(app, pilot, "one")
-        await ask(app, pilot, "two")
-        await until(lambda: is_watching(app))
+    async with beside_another(tokenizer, "one", "two") as (_, app, pilot, other):
         before = transcript(app)
         here = str(conversation_of(app))
         first, _ = await other.http.turns(here)
@@ -66,14 +51,7 @@ def places(app: ChatApp) -> list[str]:
 
 
 async def test_a_turn_behind_an_older_tip_of_ours_takes_nothing_away(tokenizer: Tokenizer) -> None:
-    async with (
-        a_world(tokenizer) as world,
-        terminal(world) as (app, pilot),
-        await world.connected() as other,
-    ):
-        await ask(app, pilot, "one")
-        await ask(app, pilot, "two")
-        await until(lambda: is_watching(app))
+    async with beside_another(tokenizer, "one", "two") as (_, app, pilot, other):
         await say(pilot, "/undo")
         await until(lambda: transcript(app)[::2] == ["one"])
         # It goes on behind the newest turn, which is not what is shown here.
