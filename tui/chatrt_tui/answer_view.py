@@ -20,6 +20,7 @@ from textual.widgets import Collapsible, Markdown, Static
 from chatrt_tui import figures
 from chatrt_tui.clean import TextCleaner, clean_text
 from chatrt_tui.code import CodeBlock
+from chatrt_tui.containers import Blank, HighAsContent
 from chatrt_tui.reasoning import ThoughtSplitter
 from chatrt_tui.segments import CodeClosed, CodeOpened, CodeText, Part, Prose, SegmentSplitter
 
@@ -35,6 +36,10 @@ _READS_AS_IT_IS = re.compile(r"(?!\s*(?:[-+]|\d+[.)]))[^*_`#>|~\[\]<\\\n&]*\w[^*
 _THOUGHT_CHARS = (
     2000  # past this a thought goes on in a new widget, as an update lays out all of it
 )
+
+
+class ProsePart(Markdown, HighAsContent, Blank):
+    """A part of an answer that is Markdown without code blocks of its own."""
 
 
 class Note(Static):
@@ -95,7 +100,7 @@ class Thought(Collapsible):
         self.collapsed = True
 
 
-class AnswerView(Vertical):
+class AnswerView(Vertical, HighAsContent, Blank):
     """One answer: its Markdown, how it ended, its figures.
 
     The figures show once it `is_earlier` than the newest: until then they stand in the status line,
@@ -263,7 +268,7 @@ class AnswerView(Vertical):
                     await self._end_stream()
                     if not text.strip():
                         return  # a blank line between two blocks needs no widget
-                    markdown = Markdown(open_links=False)
+                    markdown = ProsePart(open_links=False)
                     await self._add(markdown)
                     if not markdown.is_attached:
                         return  # the screen is being taken down

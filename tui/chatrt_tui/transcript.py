@@ -19,6 +19,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from chatrt_tui.answer_view import Note
+from chatrt_tui.containers import Blank
 from chatrt_tui.turn_view import TurnView
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _AT_ONCE = 3
 _OLDER_AT_ONCE = 4
 
 
-class Transcript(VerticalScroll, can_focus=False):
+class Transcript(VerticalScroll, Blank, can_focus=False):
     """A path of turns; anchored to its end until the reader scrolls away.
 
     `place` says where a turn stands among its siblings; `ask` is told what is wanted with it.
