@@ -160,3 +160,10 @@ class ServerUnavailable(ChatrtError):
 
     code = "server_unavailable"
     status = 503
+
+
+class StillLoading(ServerUnavailable):
+    """A server is there, but its model is not yet."""
+
+    def __init__(self) -> None:
+        super().__init__("the model is still loading; try again in a few seconds")

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
     ConnectionClosed,
@@ -26,6 +27,7 @@ from chatrt.errors import CallerError, ServerUnavailable
 if TYPE_CHECKING:
     import ssl as ssl_module
 
+    from websockets.http11 import Response
     from websockets.protocol import Event
 
 _MAX_FRAME_BYTES = 64 * 1024 * 1024  # a terminal event repeats the whole answer
@@ -84,9 +86,7 @@ async def open_socket(
                 f"the server at {address} refuses this API key (HTTP status {status})",
                 code="invalid_api_key",
             ) from refused
-        raise ServerUnavailable(
-            f"the server at {address} does not accept the connection (HTTP status {status})"
-        ) from refused
+        raise ServerUnavailable(_said(refused.response, address)) from refused
     except InvalidMessage as error:
         raise ServerUnavailable(f"what answers at {address} is not a chat server") from error
     except ConnectionRefusedError as error:
@@ -94,6 +94,16 @@ async def open_socket(
     except (InvalidHandshake, WebSocketException, OSError, EOFError) as error:
         raise ServerUnavailable(f"no server answers at {address}: {error}") from error
     return cast("StampedConnection", websocket)
+
+
+def _said(refusal: Response, address: str) -> str:
+    """What a refused handshake says, or at least how it was refused."""
+    try:
+        body = msgspec.json.decode(refusal.body or b"")
+        return str(body["error"]["message"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        status = refusal.status_code
+        return f"the server at {address} does not accept the connection (HTTP status {status})"
 
 
 def lost_error(closed: ConnectionClosed) -> ServerUnavailable:

@@ -21,7 +21,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import CloseCode
 from websockets.typing import Subprotocol
 
-from chatrt.errors import Overloaded, ServerUnavailable
+from chatrt.errors import Overloaded, ServerUnavailable, StillLoading
 from chatrt.server.connection import Connection, Peer, report
 from chatrt.server.grace import Graces
 from chatrt.server.handshake import Admitted, Gate, Refused, select_subprotocol
@@ -186,6 +186,9 @@ class Server:
             return _refusal(socket, verdict)
         if not (target.upgrade and target.path in SOCKET_PATHS):
             return _response(socket, await self._routes.route(target, verdict.key_id))
+        if not self._service.ready():
+            # A client that waits for its server asks again; an open socket would take its question.
+            return _response(socket, error_reply(StillLoading()))
         if self._connections_of(verdict.key_id) >= self._settings.max_connections_per_key:
             return _response(socket, error_reply(self._too_many(verdict.key_id)))
         return None

@@ -1,14 +1,14 @@
 """A service that is still loading: it refuses politely until the real one is there.
 
 Knows: the service interface. Does not know: what loading means.
-Invariant: before `begin` every call but `ready`, `models` and `metrics` raises ServerUnavailable.
+Invariant: before `begin` every call but `ready`, `models` and `metrics` raises StillLoading.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chatrt.errors import ServerUnavailable
+from chatrt.errors import StillLoading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class DeferredService:
     @property
     def _loaded(self) -> ChatService:
         if self._service is None:
-            raise ServerUnavailable("the model is still loading; try again in a few seconds")
+            raise StillLoading
         return self._service
 
     async def create(self, message: ResponseCreate, context: CallContext) -> ResponseLog:

@@ -19,13 +19,18 @@ from chatrt.client.batches import (
     TurnInterrupted,
 )
 from chatrt.client.thread import pauses_s
-from chatrt.errors import CallerError, ServerUnavailable
+from chatrt.errors import CallerError, ServerUnavailable, StillLoading
+from chatrt.service.deferred import DeferredService
 from chatrt.testing.scripted_server import ScriptedAnswer, ScriptedServer
 from chatrt.testing.serving import eventually
+from chatrt.testing.serving import serving as serving_port
+from tests.chatrt.service_support import serving
 from tests.chatrt.typing_support import ReadingServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+    from chatrt.text.tokenizer import Tokenizer
 
 
 class Recorder:
@@ -96,6 +101,27 @@ async def test_the_first_turn_opens_a_conversation_and_followups_name_the_parent
     assert "conversation" not in follow_up
     assert server.requests[0] == {"type": "chatrt.conversation.create", "title": "a title"}
     assert seen.threads == {"chatrt-client"}
+
+
+async def test_a_question_asked_while_the_server_loads_is_answered_once_it_has(
+    tokenizer: Tokenizer,
+) -> None:
+    loading, seen = DeferredService(), Recorder()
+    async with serving(tokenizer) as chat, serving_port(loading, insecure_no_auth=True) as server:
+        url = f"ws://127.0.0.1:{server.port}"
+        client = ClientThread(url, api_key=None, post=seen, pauses=quick_pauses)
+        client.start()
+        try:
+            client.ask(1, ResponseRequest(input="hi", sampling={"max_output_tokens": 3}))
+            lost = await seen.wait(lambda e: isinstance(e, ConnectionState) and e.kind == "lost")
+            assert isinstance(lost, ConnectionState)
+            assert lost.message == StillLoading().message
+            loading.begin(chat.service)
+            result = await seen.done(1)
+        finally:
+            await asyncio.to_thread(client.close)
+    assert result.error is None
+    assert result.usage["output_tokens"] == 3
 
 
 async def test_the_first_delta_comes_at_once_and_later_ones_at_most_30_times_a_second() -> None:
