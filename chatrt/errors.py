@@ -162,6 +162,10 @@ class ServerUnavailable(ChatrtError):
     status = 503
 
 
+class NobodyListens(ServerUnavailable):
+    """Nothing is at the address: a server has to be started."""
+
+
 class StillLoading(ServerUnavailable):
     """A server is there, but its model is not yet."""
 

@@ -22,13 +22,15 @@ _PAUSE_S = 0.05
 class ConnectionState:
     """The connection changed; `message` is a sentence for people.
 
-    `lost` is followed by a new attempt after `retry_in_s`; `refused` is final.
+    `lost` is followed by a new attempt after `retry_in_s`; `refused` is final. `nobody`: nothing
+    listens there, so that waiting helps only once somebody starts a server.
     """
 
     kind: Literal["connecting", "connected", "lost", "refused"]
     message: str
     attempt: int = 0
     retry_in_s: float = 0.0
+    nobody: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from websockets.exceptions import (
 from websockets.frames import DATA_OPCODES, Frame
 
 from chatrt.client.http import is_loopback
-from chatrt.errors import CallerError, ServerUnavailable
+from chatrt.errors import CallerError, NobodyListens, ServerUnavailable
 
 if TYPE_CHECKING:
     import ssl as ssl_module
@@ -90,7 +90,7 @@ async def open_socket(
     except InvalidMessage as error:
         raise ServerUnavailable(f"what answers at {address} is not a chat server") from error
     except ConnectionRefusedError as error:
-        raise ServerUnavailable(f"no server answers at {address}") from error
+        raise NobodyListens(f"no server answers at {address}") from error
     except (InvalidHandshake, WebSocketException, OSError, EOFError) as error:
         raise ServerUnavailable(f"no server answers at {address}: {error}") from error
     return cast("StampedConnection", websocket)

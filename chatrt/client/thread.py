@@ -29,7 +29,7 @@ from chatrt.client.http import HttpRoutes, is_loopback
 from chatrt.client.messages import ResponseRequest, TurnRecorder, TurnResult
 from chatrt.client.typist import Typist
 from chatrt.client.watcher import Watcher
-from chatrt.errors import ChatrtError, NotFound, ServerUnavailable
+from chatrt.errors import ChatrtError, NobodyListens, NotFound, ServerUnavailable
 
 if TYPE_CHECKING:
     import ssl as ssl_module
@@ -218,7 +218,8 @@ class ClientThread:
                 if self._loop.time() - connected_s > _STEADY_S:
                     pauses, attempt = self._pauses(), 0
             pause_s = next(pauses)
-            self._batcher.add(ConnectionState("lost", why.message, attempt, pause_s))
+            nobody = isinstance(why, NobodyListens)
+            self._batcher.add(ConnectionState("lost", why.message, attempt, pause_s, nobody))
             await asyncio.sleep(pause_s)
 
     def _leave(self) -> None:

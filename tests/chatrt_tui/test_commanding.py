@@ -14,7 +14,16 @@ from chatrt_tui.help import HelpScreen
 from chatrt_tui.hints import CommandHints
 from chatrt_tui.prompt import Prompt
 from chatrt_tui.settings_form import SettingsScreen
-from tests.chatrt_tui.driving import answer, app_at, idle, prompt_text, say, screen_text, until
+from tests.chatrt_tui.driving import (
+    answer,
+    app_at,
+    figures,
+    idle,
+    prompt_text,
+    say,
+    screen_text,
+    until,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,6 +133,8 @@ async def test_the_form_says_at_the_field_what_is_wrong_and_applies_what_is_righ
         await until(lambda: isinstance(app.screen, SettingsScreen))
         await until(lambda: app.screen.query("#top_k"))
         assert app.screen.query_one("#top_k", Input).value == "40"
+        system = app.screen.query_one("#system", TextArea)
+        assert system.cursor_location == system.document.end == (0, len("Be kind."))
         assert app.screen.query_one("#model", Select).value == "scripted"
         await pilot.press("backspace", "escape")
         await until(lambda: not isinstance(app.screen, SettingsScreen))
@@ -172,6 +183,7 @@ async def test_details_of_a_conversation_of_before_come_from_the_server() -> Non
         await until(lambda: "first  1 turn" in screen_text(app))
         await pilot.press("enter")
         await until(lambda: "17 cached" in screen_text(app) and "TTFT 12 ms" in screen_text(app))
+        await until(lambda: figures(app).startswith("TTFT 12 ms"))
 
 
 async def test_the_help_lists_keys_and_all_commands() -> None:

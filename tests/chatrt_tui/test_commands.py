@@ -53,6 +53,8 @@ def test_an_unknown_command_is_told_with_what_may_have_been_meant() -> None:
         "There is no command /reg. Did you mean /regen? F1 lists them; //reg sends it as a message."
     )
     assert "Did you mean" not in unknown("/etc/hosts")
+    assert "Did you mean /temp [0 to 2]?" in unknown("/tmp 1")
+    assert "Did you mean /settings?" in unknown("/setings")
 
 
 def test_candidates_begin_with_what_is_typed_and_then_contain_it() -> None:

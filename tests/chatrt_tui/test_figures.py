@@ -79,5 +79,6 @@ def test_an_ending_says_why_an_answer_is_not_whole() -> None:
 def test_a_refusal_of_a_long_message_says_what_helps() -> None:
     error = ContextLengthExceeded("9 tokens do not fit in 8")
     assert figures.ending(replace(RESULT, error=error)) == (
-        "9 tokens do not fit in 8. Shorten the message, or begin a new chat with Ctrl+N."
+        "9 tokens do not fit in 8. Shorten the message (Ctrl+L empties the prompt), "
+        "or begin a new chat with Ctrl+N."
     )

@@ -9,6 +9,7 @@ from tests.chatrt_tui.driving import (
     answer,
     app_at,
     figures,
+    has_answered,
     idle,
     prompt_text,
     say,
@@ -94,4 +95,45 @@ async def test_a_message_that_no_context_holds_is_refused_with_both_numbers_and_
         await say(pilot, "too long")
         await until(lambda: prompt_text(app) == "too long")
         painted = " ".join(screen_text(app).split())
-        assert "9001 tokens do not fit in 8192. Shorten the message, or begin a new" in painted
+        assert "9001 tokens do not fit in 8192. Shorten the message (Ctrl+L" in painted
+        assert "or begin a new chat with Ctrl+N." in painted
+
+
+async def test_a_message_that_a_killed_server_took_along_is_said_to_be_no_part_of_the_chat() -> (
+    None
+):
+    lost = ScriptedAnswer(["half "] * 20, delay_s=0.01, drop_after=10, forgets=True)
+    replies = [ScriptedAnswer(["one"]), lost, ScriptedAnswer(["three"])]
+    async with ReadingServer(replies) as server, app_at(server.url) as (app, pilot):
+        await say(pilot, "first")
+        await until(lambda: has_answered(app, "first"))
+        await say(pilot, "second")
+        await until(lambda: "half" in answer(app))
+        await pilot.press(*"draft")
+        await until(lambda: "This message is no part of the conversation" in screen_text(app))
+        assert prompt_text(app) == "draft"
+        await pilot.press("ctrl+l", "up")
+        assert prompt_text(app) == "draft"
+        await pilot.press("up")
+        assert prompt_text(app) == "second"
+
+
+async def test_where_no_server_is_left_the_banner_says_what_starts_one() -> None:
+    async with ReadingServer([ScriptedAnswer(["one"])]) as server, app_at(server.url) as (app, _):
+        await server.stop()
+        await until(lambda: "no server answers" in screen_text(app))
+        await until(lambda: "`chatrt serve` starts one" in " ".join(screen_text(app).split()))
+
+
+async def test_enter_while_the_server_is_away_says_that_no_answer_is_coming() -> None:
+    reply = ScriptedAnswer(["word "] * 1000, delay_s=0.02, survives=True)
+    async with ReadingServer([reply]) as server, app_at(server.url) as (app, pilot):
+        await say(pilot, "count")
+        await until(lambda: answer(app).startswith("word "))
+        server.is_away = True
+        server.cut()
+        await until(lambda: state(app).startswith("cut off"))
+        await say(pilot, "next")
+        await until(lambda: "No server answers yet." in screen_text(app))
+        assert prompt_text(app) == "next"
+        server.is_away = False

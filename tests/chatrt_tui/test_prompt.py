@@ -122,6 +122,17 @@ async def test_a_text_given_back_does_not_overwrite_a_new_one() -> None:
         assert app.prompt.text == "unsentx"
 
 
+async def test_ctrl_l_empties_a_prompt_of_any_length_and_up_brings_it_back() -> None:
+    app = PromptApp()
+    async with app.run_test() as pilot:
+        text = "\n".join(f"line {n}" for n in range(1200))
+        app.prompt.insert(text)
+        await pilot.press("ctrl+l")
+        assert app.prompt.text == ""
+        await pilot.press("up")
+        assert app.prompt.text == text
+
+
 class BusyApp(PromptApp):
     """The prompt's parent paints for as long as `painting` is not set."""
 

@@ -44,11 +44,13 @@ class ChatApp(App[None]):
     """
 
     TITLE = "chatrt"
-    # Toasts keep away from the banner and from where an answer grows. Inline, a screen of
-    # automatic height would have none: the transcript takes what is left, of nothing.
+    # Toasts keep away from the banner and from where an answer grows. Their width is of the
+    # terminal: of the holder it would be another one when the height is found than when it is
+    # painted, and a last line would be missing. Inline, a screen of automatic height would have
+    # none: the transcript takes what is left, of nothing.
     CSS = """
     ToastRack { dock: top; align: right top; margin: 2 0 0 0; }
-    Toast { width: auto; max-width: 80%; margin: 0; padding: 0 1; }
+    Toast { width: auto; max-width: 75vw; margin: 0; padding: 0 1; }
     Screen:inline { height: 66vh; min-height: 20; border: none; }
     Chat:inline { border-top: solid $border-blurred; }
     """

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from chatrt_tui.turn_view import Action
 
 _STILL_COMING = "The answer is still coming. Esc stops it; your text stays here."
+_NO_SERVER = "No server answers yet. Esc gives your last message up; your text stays here."
 _OTHERS_TURN = "Another client is being answered here. Yours can follow; your text stays."
 _SEEDS = 2**31
 
@@ -89,7 +90,11 @@ class BranchingFlow(SharedFlow):
 
     @on(Prompt.NotNow)
     def _say_not_now(self) -> None:
-        self.notify(_OTHERS_TURN if self._turn is None else _STILL_COMING)
+        turn = self._turn
+        if turn is None:
+            self.notify(_OTHERS_TURN)
+        else:
+            self.notify(_NO_SERVER if turn.unsent or turn.cut_off else _STILL_COMING)
 
     def make(self, move: Callable[..., object], *arguments: object) -> None:
         """Make a move behind those that are asked for already; keys wait for it."""
@@ -102,6 +107,7 @@ class BranchingFlow(SharedFlow):
         return self._num_asked_for > 0
 
     async def _make(self, move: Callable[..., object], *arguments: object) -> None:
+        self.app.clear_notifications()  # what they told is of before
         try:
             made = move(*arguments)
             if isawaitable(made):
@@ -266,8 +272,10 @@ class BranchingFlow(SharedFlow):
             had_keys = self.selected is not None
             await self._move_to(tree.follow(other))
             view = self.query_one(Transcript).view(other)
-            if had_keys and view is not None:
-                view.take_keys()
+            if view is not None:
+                self.query_one(Transcript).show_top(view)
+                if had_keys:
+                    view.take_keys()
 
     async def _move_to(self, tip: Turn) -> None:
         tree = self._conversation.tree
@@ -279,11 +287,17 @@ class BranchingFlow(SharedFlow):
             goes_on = f"{count} branches go on" if count > 1 else "The conversation goes on"
             told = f"{goes_on} from here. Your next question begins another; /redo goes forward."
         await self.query_one(Transcript).show_path(tree.path, told=told, welcome=WELCOME)
-        shown = figures.status(tip.result, self._num_context) if tip.result else ""
-        self.query_one(StatusLine).show_figures(shown)
+        self._show_figures()
         self._changed()
         self._show_state()
         self._type_ahead()
+
+    def _show_figures(self) -> None:
+        """The figures of the last turn shown, while none runs."""
+        result = self._conversation.tree.tip.result
+        if not self.is_busy:
+            shown = figures.status(result, self._num_context) if result else ""
+            self.query_one(StatusLine).show_figures(shown)
 
     def _may_move(self) -> bool:
         if self.is_busy:

@@ -58,6 +58,8 @@ class Chat(BranchingFlow):
         Binding("ctrl+down", "select(1)", show=False, priority=True),
         Binding("pageup", "scroll_page(-1)", show=False, priority=True),
         Binding("pagedown", "scroll_page(1)", show=False, priority=True),
+        Binding("alt+up", "scroll_details(-1)", show=False, priority=True),
+        Binding("alt+down", "scroll_details(1)", show=False, priority=True),
         Binding("ctrl+end", "scroll_to_end", show=False, priority=True),
     ]
 
@@ -96,6 +98,10 @@ class Chat(BranchingFlow):
             transcript.scroll_page_up(animate=False)
         else:
             transcript.scroll_page_down(animate=False)
+
+    def action_scroll_details(self, direction: int) -> None:
+        """Move the details, of which a small terminal shows a part."""
+        self.query_one(Details).scroll_relative(y=3 * direction, animate=False)
 
     def action_scroll_to_end(self) -> None:
         """Back to the end of the transcript, and stay there."""
@@ -154,6 +160,7 @@ class Chat(BranchingFlow):
                     turn.result = result_of(await self.client.http.response(turn.id))
                 except ChatrtError:
                     return  # the details then go without
+        self._show_figures()
         self._explain()
 
     # Conversations -------------------------------------------------------------------------------
@@ -191,6 +198,8 @@ class Chat(BranchingFlow):
         self.query_one(Prompt).remember(*asked)
         await self._move_to(tip)
         self.client.watch(row.id)
+        if tip.is_over:
+            self._fetch_figures((tip,))
 
     def _leave(self) -> None:
         if self._turn is not None:

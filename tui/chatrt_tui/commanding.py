@@ -66,6 +66,7 @@ class Commander:
 
     def run(self, command: Command, argument: str = "") -> None:
         """Do it."""
+        self._app.clear_notifications()  # what they told is of before
         try:
             self._does[command.name](argument)
         except InvalidValue as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 MARK = "/"
 
@@ -80,6 +81,8 @@ def unknown(text: str) -> str:
     """The sentence for a command that there is not."""
     name = text.split()[0][:30]
     near = [command.usage for command in candidates(name)][:1]
+    alike = get_close_matches(name[1:].lower(), _BY_NAME, n=1)
+    near = near or [_BY_NAME[other].usage for other in alike]
     meant = f" Did you mean {near[0]}?" if near else ""
     return f"There is no command {name}.{meant} F1 lists them; //{name[1:]} sends it as a message."
 

@@ -53,7 +53,7 @@ class Details(VerticalScroll, can_focus=False):
         & Sparkline { height: 2; margin-top: 0; }
         & .caption { color: $text-muted; padding-top: 1; }
         &.-below {
-            width: 100%; height: 12; layout: horizontal; border-left: none;
+            width: 100%; height: 12; max-height: 50%; layout: horizontal; border-left: none;
             border-top: hkey $border-blurred;
             & > Vertical { width: 1fr; padding-right: 1; }
         }

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chatrt.errors import ContextLengthExceeded
+from chatrt.errors import ContextLengthExceeded, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from chatrt.client import TurnResult
 
-_TOO_LONG = "Shorten the message, or begin a new chat with Ctrl+N."
+_TOO_LONG = "Shorten the message (Ctrl+L empties the prompt), or begin a new chat with Ctrl+N."
+_NOT_KEPT = "This message is no part of the conversation: ↑ in an empty prompt brings it back."
 
 
 def summary(result: TurnResult) -> str:
@@ -56,6 +57,8 @@ def ending(result: TurnResult) -> str:
     """Why an answer is not whole, and what helps; empty for one that is."""
     if isinstance(result.error, ContextLengthExceeded):
         return f"{result.error.message.rstrip('.')}. {_TOO_LONG}"
+    if isinstance(result.error, ServerUnavailable) and not result.usable_as_parent:
+        return f"{result.error.message.rstrip('.')}. {_NOT_KEPT}"
     if result.error is not None:
         return result.error.message
     match result.reason:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 TITLE_CHARS = 60
 WELCOME = "A new conversation. What would you like to know?"
 _FOOTER_S = 0.1
+_START = ". `chatrt serve` starts one."
 _UNSENT = "will be sent when the server is back"
 
 
@@ -240,8 +241,10 @@ class TurnFlow(Vertical):
                     self._turn.unsent = self._turn.cut_off = False
                     self._turn.view.tell("…")
             case "lost":
+                told = state.message.partition(";")[0]
                 wait = f"trying again in {state.retry_in_s:.1f} s (attempt {state.attempt + 1})"
-                banner.tell(f"{state.message}; {wait}")
+                start = _START if state.nobody and self.client.is_local else ""
+                banner.tell(f"{told}; {wait}{start}")
             case "refused":
                 banner.tell(state.message)
             case "connecting":

@@ -24,6 +24,7 @@ _KEYS = {
         ("Enter", "send"),
         ("Ctrl+J, Alt+Enter", "new line"),
         ("↑ ↓", "earlier messages, in an empty prompt"),
+        ("Ctrl+L", "empty the prompt; ↑ brings it back"),
         ("Ctrl+G", "write in your editor ($VISUAL, $EDITOR)"),
         ("Tab", "complete a command"),
         ("Esc", "stop the answer; leave an edit"),
@@ -32,7 +33,7 @@ _KEYS = {
         ("PgUp PgDn", "scroll"),
         ("Ctrl+End", "back to the end"),
         ("Ctrl+↑ Ctrl+↓", "select a turn"),
-        ("Ctrl+T", "how the turn was answered"),
+        ("Ctrl+T", "how the turn was answered; Alt+↑ Alt+↓ scroll it"),
         ("Ctrl+C", "copy what is marked; twice: quit"),
     ),
     "A selected turn": (

@@ -25,6 +25,7 @@ class CommandHints(Static):
     CommandHints {
         display: none;
         height: auto;
+        max-height: 40%;
         margin: 0 2;
         padding: 0 1;
         background: $boost;

@@ -29,7 +29,10 @@ _EDITING = {binding.key: binding.action for binding in Binding.make_bindings(Tex
 
 
 class Prompt(TextArea):
-    """Enter sends; Ctrl+J, Alt+Enter and Shift+Enter make a new line; ↑ and ↓ recall."""
+    """Enter sends; Ctrl+J, Alt+Enter and Shift+Enter make a new line; ↑ and ↓ recall.
+
+    Ctrl+L empties it; what was there can be recalled.
+    """
 
     DEFAULT_CSS = """
     Prompt {
@@ -118,6 +121,11 @@ class Prompt(TextArea):
             event.stop()
             event.prevent_default()
             self._replace_via_keyboard("\n", *self.selection)
+        elif event.key == "ctrl+l":
+            event.stop()
+            event.prevent_default()
+            self.remember(self.text)
+            self.show("")
         elif event.key == "tab" and commands.is_command(self.text):
             event.stop()
             event.prevent_default()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
 
-_HELP = "Ctrl+S or Enter applies · Tab moves · Esc leaves all as it was"
+_HELP = "Ctrl+S applies, or Enter in a line · Tab moves · Esc leaves all as it was"
 
 
 class SettingsScreen(ModalScreen[TurnSettings | None]):
@@ -100,7 +100,9 @@ class SettingsScreen(ModalScreen[TurnSettings | None]):
             yield Static(_HELP, classes="help", markup=False)
 
     def on_mount(self) -> None:
-        """The cursor where it is wanted."""
+        """The cursor where it is wanted; in the system prompt one goes on writing."""
+        system = self.query_one("#system", TextArea)
+        system.move_cursor(system.document.end)
         self.query_one(f"#{self._focus_on}").focus()
 
     @on(Input.Changed)

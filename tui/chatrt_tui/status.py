@@ -17,11 +17,18 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
 
+_GAP = 2  # between the two
+_LEAST_STATE = 10  # characters
+
+
 class StatusLine(Horizontal):
     """Figures of the last turn on the left, what the program is doing on the right.
 
     Where both do not fit, the right gives way.
     """
+
+    _num_figures = 0
+    _num_state = 0
 
     DEFAULT_CSS = """
     StatusLine {
@@ -30,6 +37,7 @@ class StatusLine(Horizontal):
         color: $text-muted;
         & > Static { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
         & #figures { width: auto; max-width: 100%; padding-right: 2; }
+        &.-full > #state { display: none; }
         & #state { width: 1fr; text-align: right; }
     }
     """
@@ -41,11 +49,24 @@ class StatusLine(Horizontal):
 
     def show_figures(self, text: str) -> None:
         """Show the figures of a turn."""
+        self._num_figures = len(text)
         self.query_one("#figures", Static).update(text)
+        self._fit()
 
     def show_state(self, text: str) -> None:
         """Show what is going on."""
+        self._num_state = len(text)
         self.query_one("#state", Static).update(text)
+        self._fit()
+
+    def on_resize(self) -> None:
+        """There may be room for more, or for less."""
+        self._fit()
+
+    def _fit(self) -> None:
+        """A state of which one would read a letter or two is not shown at all."""
+        room = self.content_size.width - self._num_figures - _GAP
+        self.set_class(0 < room < min(self._num_state, _LEAST_STATE), "-full")
 
 
 class Banner(Static):

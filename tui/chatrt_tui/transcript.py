@@ -153,6 +153,13 @@ class Transcript(VerticalScroll, Blank, can_focus=False):
     def _new_view(self, turn: Turn) -> TurnView:
         return TurnView(turn, self._place(turn), self._ask)
 
+    def show_top(self, view: TurnView) -> None:
+        """Have a turn's first line on the screen: where it says which branch it is.
+
+        What the screen has room for besides is what comes behind it.
+        """
+        self.call_after_refresh(self.scroll_to_widget, view, top=True, animate=False, force=True)
+
     async def remove_turn(self, turn: Turn) -> None:
         """Take the last turn away again."""
         self._path.remove(turn)
