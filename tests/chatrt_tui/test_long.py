@@ -179,3 +179,56 @@ async def test_older_turns_come_as_one_scrolls_up_and_what_one_reads_stays(
         await say(pilot, "more")
         await until(lambda: len(app.query(TurnView)) <= MOST_TURNS)
         assert "more" in screen_text(app)
+
+
+def whole(transcript: Transcript) -> list[int]:
+    """The numbers of the turns that are laid out."""
+    return [int(view.turn.question.split()[1]) for view in transcript.views if not view.is_folded]
+
+
+def is_read(app: ChatApp) -> bool:
+    """Whether there is text in each line of the transcript that should have some."""
+    lines = screen_text(app).splitlines()[: app.query_one(Transcript).size.height]
+    empty = max(
+        len(run) for run in "".join("." if line.strip() else "x" for line in lines).split(".")
+    )
+    return empty < 4
+
+
+async def test_however_far_one_reads_back_only_turns_around_it_are_laid_out(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    database = tmp_path / "chat.db"
+    fill(database, NO_KEY_ID)
+    async with opened(tokenizer, database) as (app, pilot):
+        await until(lambda: app.query(Transcript))
+        transcript = app.query_one(Transcript)
+        await until(lambda: len(transcript.views) == FIRST_TURNS)
+        while len(transcript.views) < 80:
+            transcript.scroll_home(animate=False)
+            transcript.load_older()
+            await until(lambda: not transcript._is_extending)
+        await until(lambda: not transcript._is_folding and len(whole(transcript)) < 40)
+        (*around, newest) = whole(transcript)
+        assert newest == NUM_TURNS
+        assert around == list(range(around[0], around[0] + len(around)))
+        await until(lambda: is_read(app))
+        # Down again: what one comes to is there, and nothing moves but what one reads.
+        while transcript.scroll_y < transcript.max_scroll_y - 200:
+            before = transcript.scroll_y
+            await pilot.press("pagedown")
+            await until(lambda y=before: transcript.scroll_y > y)  # type: ignore[misc]
+            await until(lambda: is_read(app))
+        assert len(whole(transcript)) < 40
+        assert (await waits_ms(app, 20))[-2] < 50 * TIME_SCALE
+        await pilot.press("ctrl+end")
+        await until(lambda: "The end of answer 500." in screen_text(app) and is_read(app))
+        # In a narrower terminal other heights are needed: one still sees the turn one selected.
+        await pilot.press(*["ctrl+up"] * 30)
+        await pilot.resize_terminal(60, 40)
+        await until(lambda: app._chat.selected is not None and not app._chat.selected.is_folded)
+        await until(lambda: is_read(app))
+        view = app._chat.selected
+        assert view is not None
+        await until(lambda: view.region.overlaps(transcript.region))
+        assert view.turn.question in screen_text(app)

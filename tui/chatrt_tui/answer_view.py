@@ -118,10 +118,15 @@ class AnswerView(Vertical, HighAsContent, Blank):
 
     def __init__(self) -> None:
         super().__init__()
+        self._is_earlier = False
+        self._pieces: list[str] = []
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Nothing of the answer is shown; its text is known as before."""
         self._cleaner = TextCleaner()
         self._thoughts = ThoughtSplitter()
         self._splitter = SegmentSplitter()
-        self._pieces: list[str] = []
         self._num_received = 0
         self._painted: str | None = None  # text in the placeholder's line, not among the parts yet
         self._shows = asyncio.Lock()
@@ -130,7 +135,6 @@ class AnswerView(Vertical, HighAsContent, Blank):
         self._thought: Thought | None = None
         self._stream: MarkdownStream | None = None
         self._figures: Static | None = None
-        self._is_earlier = False
 
     @property
     def is_earlier(self) -> bool:

@@ -1,18 +1,19 @@
 """The transcript: the turns of the path shown, of which the newest are mounted.
 
-Knows: which turns of a path have widgets, mounting older ones as one scrolls up, staying at the end
-only while the reader is there.
+Knows: which turns of a path have widgets, mounting older ones as one scrolls up, which of them are
+folded, staying at the end only while the reader is there.
 Does not know: the connection, the tree; it is told which turns to show.
 Invariant: the mounted turns are the last ones of the path without a gap, the newest included. What
 older turns add above never moves what one reads.
 Cost: a change of branch mounts what differs and no more; a path of any length shows its last turns
-first, the others behind that, one at a time, so that a key press comes in between.
+first, the others behind that, one at a time, so that a key press comes in between. Turns some
+screens away from what one reads are folded: of however many there are, a few are laid out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from textual import work
 from textual.containers import VerticalScroll
@@ -25,14 +26,20 @@ from chatrt_tui.turn_view import TurnView
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from textual.geometry import Region
+
     from chatrt_tui.branches import Place, Turn
     from chatrt_tui.turn_view import Action
 
+_Placed: TypeAlias = "tuple[TurnView, Region]"
 # So many turns are mounted unasked, some of them at once; past the most the oldest leave.
 FIRST_TURNS = 12
 MOST_TURNS = 24
 _AT_ONCE = 3
 _OLDER_AT_ONCE = 4
+# Screens between what one reads and a turn that is whole again, and one that is folded.
+_WHOLE_WITHIN = 1
+_FOLDED_FROM = 3
 
 
 class Transcript(VerticalScroll, Blank, can_focus=False):
@@ -63,6 +70,7 @@ class Transcript(VerticalScroll, Blank, can_focus=False):
         self._views: dict[Turn, TurnView] = {}  # of the last turns of the path, in order
         self._changes = asyncio.Lock()  # of which turns have widgets, but for one more at the end
         self._is_extending = False
+        self._is_folding = False
 
     def on_mount(self) -> None:
         """Stay at the end."""
@@ -185,6 +193,7 @@ class Transcript(VerticalScroll, Blank, can_focus=False):
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Near the top older turns are mounted."""
         super().watch_scroll_y(old_value, new_value)
+        self._begin_folding()
         if new_value < self.size.height and not self._is_at_end:
             self.load_older()
 
@@ -214,6 +223,64 @@ class Transcript(VerticalScroll, Blank, can_focus=False):
                         self.scroll_to(y=y, animate=False, immediate=True)
         finally:
             self._is_extending = False
+
+    def anchor(self, anchor: bool = True) -> None:
+        """Be at the end, and stay there."""
+        super().anchor(anchor)
+        self.call_after_refresh(self._begin_folding)  # no scrolling tells of it
+
+    def _begin_folding(self) -> None:
+        if not self._is_folding:
+            self._is_folding = True
+            self._fold_and_unfold()
+
+    @work(group="fold")
+    async def _fold_and_unfold(self) -> None:
+        """Have whole turns around what one reads and folded ones far from it."""
+        try:
+            while self.is_attached:
+                async with self._changes:
+                    folded, far = self._out_of_place()
+                    if folded is not None:
+                        await self._unfold(*folded)
+                    for view, region in far:
+                        await view.fold(region.height)
+                    if folded is None and not far:
+                        return
+        finally:
+            self._is_folding = False
+
+    def _out_of_place(self) -> tuple[_Placed | None, list[_Placed]]:
+        """The turn to be unfolded next, nearest to what one reads, and those to be folded."""
+        top, screen = self.scroll_offset.y, self.size.height
+        placements = self.arrange(self.scrollable_content_region.size).placements
+        regions = {placement.widget: placement.region for placement in placements}
+        folded: list[tuple[int, _Placed]] = []
+        far: list[_Placed] = []
+        may_fold = len(self._views) > MOST_TURNS
+        for turn, view in self._views.items():
+            region = regions.get(view)
+            if region is None:
+                continue
+            away = max(top - region.bottom, region.y - (top + screen))
+            if view.is_folded and away <= _WHOLE_WITHIN * screen:
+                folded.append((away, (view, region)))
+            elif may_fold and away >= _FOLDED_FROM * screen and self._may_fold(turn, view):
+                far.append((view, region))
+        return min(folded, key=lambda one: one[0], default=(0, None))[1], far
+
+    def _may_fold(self, turn: Turn, view: TurnView) -> bool:
+        is_newest = turn is self._path[-1]
+        return turn.is_over and not (view.is_folded or view.has_focus or is_newest)
+
+    async def _unfold(self, view: TurnView, region: Region) -> None:
+        """Show a turn again; what one reads stays where it is."""
+        with self.app.batch_update():
+            await view.unfold()
+            self.screen._refresh_layout()  # not painted: only behind it one knows its height
+            grown = view.outer_size.height - region.height
+            if grown and region.bottom <= self.scroll_offset.y and not self._is_at_end:
+                self.scroll_to(y=self.scroll_y + grown, animate=False, immediate=True)
 
     async def trim(self) -> None:
         """Take the widgets of old turns away again, where the reader is at the end anyway."""

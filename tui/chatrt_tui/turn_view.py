@@ -122,6 +122,7 @@ class TurnView(AnswerView, can_focus=False):
         self._question = UserMessage(turn.question)
         self._branch: BranchLine | None = None
         self._place = place
+        self._is_folded = False
 
     def compose(self) -> ComposeResult:
         """From top to bottom; the answer is empty so far."""
@@ -141,6 +142,8 @@ class TurnView(AnswerView, can_focus=False):
             return
         self._place = place
         self.set_class(place.count > 1, "-branched")
+        if self._is_folded:
+            return  # it is shown when the turn is
         if place.count == 1:
             await self.query(BranchLine).remove()
         elif self._branch is None or not self._branch.is_attached:
@@ -164,6 +167,27 @@ class TurnView(AnswerView, can_focus=False):
             await self.finish(turn.result)
         else:
             await self.finish_old(stopped=turn.status in ("incomplete", "cancelled"))
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether there is only room for it."""
+        return self._is_folded
+
+    async def fold(self, num_rows: int) -> None:
+        """Take away what is inside of a turn that is over; `num_rows` stay free for it."""
+        self._is_folded = True
+        self.styles.height = num_rows
+        self._start_over()
+        await self.remove_children()
+
+    async def unfold(self) -> None:
+        """Show again what is inside; its room is kept until all of it is there."""
+        self._is_folded = False
+        self._pieces, self._branch = [], None
+        self._question = UserMessage(self.turn.question)
+        await self.mount(*self.compose())
+        await self.show_answer()
+        self.styles.height = None
 
     def take_keys(self) -> None:
         """Be the selected turn, for the very next key."""
