@@ -334,3 +334,20 @@ async def test_a_draft_survives_an_edit_that_another_move_ends() -> None:
         await until(lambda: shown(app) == ["one"])
         assert prompt_text(app) == "draft"
         assert not app._chat.editing
+
+
+async def test_a_question_of_others_that_holds_escape_sequences_is_edited_without_them() -> None:
+    hostile = "say \x1b]0;PWNED\x07red\x9b31mabc\x1b[2J"
+    async with ScriptedServer(numbered) as server, app_at(server.url) as (app, pilot):
+        await asked(app, pilot, "one")
+        app._chat.conversation.tree.tip.question = hostile
+        await pilot.press("ctrl+up", "e")
+        await until(lambda: app._chat.editing)
+        assert prompt_text(app) == "say redabc"
+        await pilot.press("escape")
+        app.query_one(Prompt).remember(hostile)
+        await until(lambda: prompt_text(app) == "")
+        await pilot.press("up")
+        assert prompt_text(app) == "say redabc"
+        await pilot.press("end", "x")
+        assert prompt_text(app) == "say redabcx"

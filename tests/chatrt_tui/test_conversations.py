@@ -91,3 +91,16 @@ async def test_a_long_title_is_cut_with_an_ellipsis_instead_of_leaving_a_word_al
 
 def title_shown(painted: str) -> str:
     return next((line for line in painted.splitlines() if "1 turn" in line), "").partition("…")[0]
+
+
+async def test_conversations_are_listed_where_the_folder_one_is_in_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    async with the_list("keep me") as (app, pilot):
+        await pilot.press("escape")
+        await until(lambda: len(app.screen_stack) == 1)
+        assert app.is_running

@@ -87,3 +87,8 @@ def test_a_turn_of_one_word_is_a_document_too() -> None:
 def test_the_home_of_nobody_is_told_instead_of_ending_the_program(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match=r"a\.md names the home folder of nobody"):
         target_of("~nobody-here/a.md", "title", tmp_path)
+
+
+def test_a_name_with_a_zero_byte_is_told_instead_of_ending_the_program(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="cannot be written"):
+        write_new(tmp_path / "a\0b.md", "text")

@@ -79,9 +79,9 @@ async def test_what_is_pasted_on_a_selected_turn_is_in_the_prompt(
     three_turns: tuple[ChatApp, Pilot[None], ScriptedServer],
 ) -> None:
     app, _, _ = three_turns
-    app.post_message(events.Paste("e r f\npasted"))
+    app.post_message(events.Paste("e r f\rpasted\r\n\x1b]0;title\x07\x9b31m"))
     burst(app, "!")
-    await until(lambda: prompt_text(app) == "e r f\npasted!")
+    await until(lambda: prompt_text(app) == "e r f\npasted\n!")
 
 
 async def test_letters_right_behind_e_are_added_to_the_question_and_not_to_the_draft(
@@ -120,3 +120,39 @@ async def test_what_is_typed_right_behind_r_waits_for_the_answer_in_the_prompt(
     await until(lambda: len(server.creates()) == 4 and has_answered(app, "two"))
     await until(lambda: prompt_text(app) == "refine")
     assert questions(app) == ["one", "two"]
+
+
+@pytest.mark.parametrize("keys", [("enter", "enter"), ("escape", "escape"), ("enter", "escape")])
+@pytest.mark.parametrize("opening", ["ctrl+o", "f1", "/settings", "/theme", "ctrl+p"])
+async def test_a_screen_left_by_two_keys_at_once_is_left_once(
+    three_turns: tuple[ChatApp, Pilot[None], ScriptedServer], opening: str, keys: tuple[str, str]
+) -> None:
+    app, pilot, _ = three_turns
+    await pilot.press("escape")
+    await (say(pilot, opening) if opening.startswith("/") else pilot.press(opening))
+    await until(lambda: len(app.screen_stack) == 2)
+    app.query_one(Prompt).show("half typed")
+    await pilot.pause(0.1)
+    burst(app, *keys)
+    await until(lambda: len(app.screen_stack) == 1)
+    await pilot.pause()
+    assert app.is_running
+    if keys == ("escape", "escape"):
+        assert prompt_text(app) == "half typed"
+
+
+@pytest.mark.parametrize("keys", ["x", "", "ctrl+e", "ctrl+r"])
+async def test_the_list_of_conversations_left_while_it_works_harms_nothing(
+    three_turns: tuple[ChatApp, Pilot[None], ScriptedServer], keys: str
+) -> None:
+    app, pilot, _ = three_turns
+    await pilot.press("escape")
+    for _ in range(8):
+        await pilot.press("ctrl+o")
+        await until(lambda: len(app.screen_stack) == 2)
+        burst(app, *filter(None, [keys]), "escape", "escape")
+        await until(lambda: len(app.screen_stack) == 1)
+    await pilot.pause(0.2)
+    assert app.is_running
+    await pilot.press(*"still")
+    await until(lambda: prompt_text(app) == "still")

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
 from textual import events, on
 from textual.app import App, ComposeResult, SystemCommand
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Input, TextArea
 
 from chatrt_tui.chat import Chat
+from chatrt_tui.clean import clean_text
 from chatrt_tui.commanding import Commander
 from chatrt_tui.commands import COMMANDS, parse
 from chatrt_tui.connection import connecting_to
@@ -106,10 +108,16 @@ class ChatApp(App[None]):
             await self._take_typed(self._waiting.popleft())
 
     async def _take_typed(self, event: events.Key | events.Paste) -> None:
+        if isinstance(event, events.Paste):
+            event.text = clean_text(event.text.replace("\r\n", "\n").replace("\r", "\n"))
         focused = self.focused
         if isinstance(focused, TurnView) and not focused.takes(event):
             self._chat.query_one(Prompt).take_keys()
         await super().on_event(event)
+
+    def pop_screen(self) -> AwaitComplete:
+        """Leave a screen; a palette left twice, by two keys that came as one, is left once."""
+        return AwaitComplete() if len(self.screen_stack) < 2 else super().pop_screen()
 
     def _keep_theme(self, theme: Theme) -> None:
         keep(self._state_file, Remembered(theme=theme.name))

@@ -216,7 +216,7 @@ class Chat(BranchingFlow):
     @work(group="rename")
     async def rename(self, title: str) -> None:
         """Give the conversation another title."""
-        here = self._conversation
+        here, title = self._conversation, clean_line(title)
         if here.id is None:
             self.notify("The conversation gets its title with its first message.")
             return
@@ -226,7 +226,7 @@ class Chat(BranchingFlow):
             self.notify(clean_line(error.message), severity="error", markup=False)
             return
         here.title = title
-        self.notify(f"The title is “{clean_line(title)}” now.", markup=False)
+        self.notify(f"The title is “{title}” now.", markup=False)
 
     # Settings ------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class Commander:
     def __init__(self, app: App[None], chat: Chat) -> None:
         self._app = app
         self._chat = chat
+        self._folder = _folder()  # as it is now: it may be gone when it is asked for
         self._does: dict[str, Callable[[str], None]] = {
             "help": self._help,
             "new": lambda _: self._queue(chat.start_new),
@@ -96,7 +97,7 @@ class Commander:
     def _chats(self, _: str) -> None:
         if not isinstance(self._app.screen, ConversationsScreen):
             here, client = self._chat.conversation.id, self._chat.client
-            screen = ConversationsScreen(client, here, folder=Path.cwd())
+            screen = ConversationsScreen(client, here, folder=self._folder)
             self._app.push_screen(screen, self._open)
 
     def _open(self, row: ConversationRow | None) -> None:
@@ -189,7 +190,7 @@ class Commander:
         path = here.tree.path
         if here.id is None or not path:
             raise InvalidValue(_NO_TURN)
-        target = export.target_of(argument, here.title, Path.cwd())
+        target = export.target_of(argument, here.title, self._folder)
         if target.suffix.lower() == ".json":
             self._app.run_worker(self._export_json(here.id, here.title, target))
         else:
@@ -222,3 +223,11 @@ class Commander:
         if failed is not None:
             raise failed
         self._app.refresh()
+
+
+def _folder() -> Path:
+    """Where files are written that are named without one."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path.home()

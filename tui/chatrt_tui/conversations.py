@@ -16,7 +16,6 @@ from textual import on, work
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -24,6 +23,7 @@ from chatrt.errors import ChatrtError
 from chatrt_tui import export
 from chatrt_tui.branches import Tree
 from chatrt_tui.clean import clean_line
+from chatrt_tui.sheet import Sheet
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ def age(seconds: float) -> str:
     return "now"
 
 
-class ConversationsScreen(ModalScreen[ConversationRow | None]):
+class ConversationsScreen(Sheet[ConversationRow | None]):
     """Lists conversations; the result is the chosen one, or None.
 
     `current_id` is the one that is open: it is marked, and cannot be deleted.
@@ -144,6 +144,8 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
             self._enter_waits = False
             self._tell(error.message)
             return
+        if self.is_left:
+            return
         self._listed = query
         self._rows = [row for row in map(ConversationRow.of, rows) if row.num_turns]
         shown = self.query_one(OptionList).highlighted or 0
@@ -156,11 +158,15 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
 
     def on_resize(self) -> None:
         """Cut the titles anew, once the list has its new width."""
-        self.call_after_refresh(lambda: self._fill(self.query_one(OptionList).highlighted))
+        self.call_after_refresh(self._fill)
 
-    def _fill(self, highlighted: int | None) -> None:
+    def _fill(self, highlighted: int | None = None) -> None:
+        """List the rows; without `highlighted` the highlight stays where it is."""
+        if self.is_left:
+            return
         options = self.query_one(OptionList)
         width = options.scrollable_content_region.width
+        highlighted = options.highlighted if highlighted is None else highlighted
         options.clear_options()
         options.add_options([Option(self._line(row, width), id=row.id) for row in self._rows])
         options.highlighted = highlighted if self._rows else None
@@ -174,7 +180,8 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
         return Content(row.title).truncate(width_left, ellipsis=True) + figures
 
     def _tell(self, text: str) -> None:
-        self.query_one(Static).update(clean_line(text))
+        if not self.is_left:
+            self.query_one(Static).update(clean_line(text))
 
     def _highlighted(self) -> ConversationRow | None:
         if self._listed != self._query:
@@ -233,6 +240,8 @@ class ConversationsScreen(ModalScreen[ConversationRow | None]):
 
     def _end_renaming(self, told: str) -> None:
         self._renamed = None
+        if self.is_left:
+            return
         line = self.query_one(Input)
         line.placeholder, line.value = _SEARCH, self._query
         self._load(self._query, told=told)

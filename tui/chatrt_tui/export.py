@@ -66,8 +66,8 @@ def write_new(path: Path, text: str) -> Path:
             _write(free, text)
         except FileExistsError:
             continue
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, ValueError) as error:  # a name with a zero byte in it is the latter
+            reason = getattr(error, "strerror", None) or str(error)
             raise InvalidValue(f"{free} cannot be written: {reason}") from None
         return free
     raise InvalidValue(f"{path} and {_MOST_NUMBERS} names with a number are taken")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from chatrt_tui.commands import COMMANDS
+from chatrt_tui.sheet import Sheet
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -55,7 +55,7 @@ _KEYS = {
 _KEY_CELLS = 18
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Sheet[None]):
     """Keys and commands; any of Esc, q, Enter or F1 leaves."""
 
     DEFAULT_CSS = """

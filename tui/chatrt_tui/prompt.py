@@ -17,6 +17,8 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from chatrt_tui import commands
+from chatrt_tui.clean import clean_text
+from chatrt_tui.clean_area import CleanTextArea
 
 if TYPE_CHECKING:
     from textual import events
@@ -28,7 +30,7 @@ _NEWLINE_KEYS = frozenset({"ctrl+j", "alt+enter", "shift+enter", "shift+\r", "\r
 _EDITING = {binding.key: binding.action for binding in Binding.make_bindings(TextArea.BINDINGS)}
 
 
-class Prompt(TextArea):
+class Prompt(CleanTextArea):
     """Enter sends; Ctrl+J, Alt+Enter and Shift+Enter make a new line; ↑ and ↓ recall.
 
     Ctrl+L empties it; what was there can be recalled.
@@ -109,7 +111,7 @@ class Prompt(TextArea):
 
     def remember(self, *texts: str) -> None:
         """Add texts to the history, the newest last."""
-        self._history += [text for text in texts if text.strip()]
+        self._history += [clean_text(text) for text in texts if text.strip()]
         self._recalled = None
 
     async def _on_key(self, event: events.Key) -> None:

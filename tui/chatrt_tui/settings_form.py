@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from textual import on
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Checkbox, Input, Select, Static, TextArea
 
 from chatrt.errors import InvalidValue
+from chatrt_tui.clean_area import CleanTextArea
 from chatrt_tui.settings import NUMBERS, TurnSettings, read_number
+from chatrt_tui.sheet import Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _HELP = "Ctrl+S applies, or Enter in a line · Tab moves · Esc leaves all as it was"
 
 
-class SettingsScreen(ModalScreen[TurnSettings | None]):
+class SettingsScreen(Sheet[TurnSettings | None]):
     """Shows `settings` to be changed; `models` are those that one can choose from.
 
     `focus_on` is the name of the field that has the cursor first.
@@ -95,7 +96,7 @@ class SettingsScreen(ModalScreen[TurnSettings | None]):
                     yield Static(number.hint, classes="told", id=f"told-{number.name}")
             with Horizontal(classes="-tall"):
                 yield Static("System prompt", classes="label")
-                yield TextArea(now.system, id="system", tab_behavior="focus")
+                yield CleanTextArea(now.system, id="system", tab_behavior="focus")
             yield Checkbox("Speculation: drafts that cannot change the text", now.speculation)
             yield Static(_HELP, classes="help", markup=False)
 
