@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 MAX_ACTIVE_LANES = 16
 _REPLY_TIMEOUT_S = 10.0
+_MOST_SUBSCRIPTIONS = 16  # kept on one connection, of the 32 that a server lets begin
 
 
 class ChatClient:
@@ -55,6 +56,7 @@ class ChatClient:
         self._typed: dict[str, TypedAhead] = {}
         self._subscriptions: dict[str, Subscription] = {}  # by conversation
         self._subscribed_lanes: dict[str, Subscription] = {}
+        self._num_subscribed = 0  # so far: no lane's name is used twice
         self._free_lanes: asyncio.LifoQueue[str] = asyncio.LifoQueue()
         for index in reversed(range(MAX_ACTIVE_LANES)):
             self._free_lanes.put_nowait(f"lane-{index}")
@@ -208,7 +210,9 @@ class ChatClient:
         self._check_open()
         found = self._subscriptions.get(conversation_id)
         if found is None:
-            found = Subscription(f"watch-{len(self._subscriptions)}")
+            await self._leave_oldest()
+            self._num_subscribed += 1
+            found = Subscription(f"watch-{self._num_subscribed}")
             self._subscriptions[conversation_id] = self._subscribed_lanes[found.lane] = found
         watch = found.open()
         if not found.is_confirmed:
@@ -219,6 +223,15 @@ class ChatClient:
                 watch.close()
                 raise
         return watch
+
+    async def _leave_oldest(self) -> None:
+        """Let go of a conversation that nobody watches any more, where there are many of them."""
+        idle = [id for id, found in self._subscriptions.items() if not found.is_watched]
+        if len(self._subscriptions) >= _MOST_SUBSCRIPTIONS and idle:
+            lane = self._subscriptions.pop(idle[0]).lane
+            del self._subscribed_lanes[lane]
+            message = {"type": "chatrt.conversation.unsubscribe", "id": idle[0]}
+            await self._write({**message, "stream_id": lane})
 
     @property
     def is_lost(self) -> bool:

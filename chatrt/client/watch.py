@@ -66,6 +66,11 @@ class Subscription:
         self._watch: Watch | None = None
         self._reply: asyncio.Future[None] | None = None
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody reads what comes."""
+        return self._watch is not None
+
     def open(self) -> Watch:
         """A watch, in place of the one before."""
         watch = self._watch = Watch(self)

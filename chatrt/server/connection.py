@@ -29,7 +29,9 @@ from chatrt.wire.errors import error_event, internal_error
 from chatrt.wire.messages import (
     ClientMessage,
     ConversationCreate,
+    ConversationMessage,
     ConversationSubscribe,
+    ConversationUnsubscribe,
     ConversationUpdate,
     ResponseCancel,
     ResponseCreate,
@@ -211,11 +213,7 @@ class Connection:
             case _:
                 await self._conversation(message, received_ns)
 
-    async def _conversation(
-        self,
-        message: ConversationCreate | ConversationUpdate | ConversationSubscribe,
-        received_ns: int,
-    ) -> None:
+    async def _conversation(self, message: ConversationMessage, received_ns: int) -> None:
         context = self._context(message.stream_id, received_ns)
         match message:
             case ConversationCreate():
@@ -227,6 +225,9 @@ class Connection:
             case ConversationSubscribe():
                 await self._view(message, context)
                 reply = {"type": "chatrt.conversation.subscribed", "id": message.id}
+            case ConversationUnsubscribe():
+                self._viewed.pop(message.id, lambda: None)()
+                reply = {"type": "chatrt.conversation.unsubscribed", "id": message.id}
         if message.stream_id is not None:
             reply["stream_id"] = message.stream_id
         self._outbox.reply(reply)

@@ -208,14 +208,26 @@ class ConversationSubscribe(
     stream_id: str | None = None
 
 
-ClientMessage: TypeAlias = (
-    ResponseCreate
-    | ResponseCancel
-    | ResponseResume
-    | ConversationCreate
-    | ConversationUpdate
-    | ConversationSubscribe
+class ConversationUnsubscribe(
+    msgspec.Struct,
+    frozen=True,
+    tag_field="type",
+    tag="chatrt.conversation.unsubscribe",
+    omit_defaults=True,
+):
+    """View a conversation no more; answered by `chatrt.conversation.unsubscribed`.
+
+    Answers of it that are being sent go on to their end.
+    """
+
+    id: str
+    stream_id: str | None = None
+
+
+ConversationMessage: TypeAlias = (
+    ConversationCreate | ConversationUpdate | ConversationSubscribe | ConversationUnsubscribe
 )
+ClientMessage: TypeAlias = ResponseCreate | ResponseCancel | ResponseResume | ConversationMessage
 
 _TYPES: Mapping[str, type[ClientMessage]] = {
     "response.create": ResponseCreate,
@@ -224,6 +236,7 @@ _TYPES: Mapping[str, type[ClientMessage]] = {
     "chatrt.conversation.create": ConversationCreate,
     "chatrt.conversation.update": ConversationUpdate,
     "chatrt.conversation.subscribe": ConversationSubscribe,
+    "chatrt.conversation.unsubscribe": ConversationUnsubscribe,
 }
 
 

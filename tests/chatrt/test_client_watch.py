@@ -17,7 +17,7 @@ from chatrt.client.batches import (
     Watching,
 )
 from chatrt.errors import NotFound, Overloaded, ServerUnavailable
-from chatrt.testing.serving import eventually
+from chatrt.testing.serving import calling, eventually
 from chatrt.testing.serving import serving as serving_port
 from tests.chatrt.service_support import Chat, serving
 from tests.chatrt.test_client_thread import Recorder, deltas, quick_pauses
@@ -164,6 +164,46 @@ async def test_a_watch_ends_with_its_connection(tokenizer: Tokenizer) -> None:
             await anext(watch)
         with pytest.raises(ServerUnavailable):
             await client.subscribe("conv_any")
+
+
+async def test_however_many_conversations_one_has_looked_at_the_next_one_can_be_watched(
+    tokenizer: Tokenizer,
+) -> None:
+    async with (
+        running(tokenizer) as (chat, server),
+        await connected(server) as asks,
+        await connected(server) as watches,
+    ):
+        first = await asks.create_conversation()
+        (await watches.subscribe(first)).close()
+        kept = await asks.create_conversation()
+        kept_watch = await watches.subscribe(kept)
+        for _ in range(40):
+            (await watches.subscribe(await asks.create_conversation())).close()
+        again = await watches.subscribe(first)
+        for conversation_id, watch in ((first, again), (kept, kept_watch)):
+            result = await go_on(chat, await begun(chat, asks, conversation=conversation_id))
+            assert (await until_the_end(watch))[-1].response_id == result.response_id
+
+
+async def test_a_conversation_that_is_unsubscribed_is_told_of_no_more(
+    tokenizer: Tokenizer,
+) -> None:
+    async with running(tokenizer) as (_, server), await connected(server) as asks:
+        conversation_id = await asks.create_conversation()
+        async with calling(server) as viewer:
+            for kind in ("subscribe", "unsubscribe", "unsubscribe"):
+                message = {"type": f"chatrt.conversation.{kind}", "id": conversation_id}
+                await viewer.send({**message, "stream_id": "view"})
+                reply = await viewer.receive()
+                assert reply == {
+                    "type": f"chatrt.conversation.{kind}d",
+                    "id": conversation_id,
+                    "stream_id": "view",
+                }
+            await (await asks.chat("hi", conversation=conversation_id)).collect()
+            await viewer.create("hello", max_output_tokens=1)
+            assert all("stream_id" not in frame for frame in await viewer.until())
 
 
 # On a thread --------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from chatrt.wire.messages import (
     ChatrtOptions,
     ConversationCreate,
     ConversationSubscribe,
+    ConversationUnsubscribe,
     ConversationUpdate,
     InputMessage,
     ResponseCancel,
@@ -89,6 +90,7 @@ messages = (
     | st.builds(ConversationCreate, title=st.none() | texts, stream_id=stream_ids)
     | st.builds(ConversationUpdate, id=texts, title=texts, stream_id=stream_ids)
     | st.builds(ConversationSubscribe, id=texts, stream_id=stream_ids)
+    | st.builds(ConversationUnsubscribe, id=texts, stream_id=stream_ids)
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
