@@ -154,7 +154,7 @@ class Routes:
                 return json_reply(_list(items))
             case ("GET", [conversation_id, "turns"]):
                 turns = await self._service.conversation_turns(conversation_id, key_id)
-                return json_reply(_list(turns))
+                return await asyncio.to_thread(json_reply, _list(turns))
             case ("DELETE", [conversation_id]):
                 await self._service.conversation_delete(conversation_id, key_id)
                 deleted = {"object": "conversation.deleted", "deleted": True}

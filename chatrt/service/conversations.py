@@ -130,7 +130,8 @@ class Conversations:
         recent = self._history.turns_of(conversation_id)
         held = {turn.response_id for turn in recent}
         older = [turn for turn in stored if turn.response_id not in held]
-        return [turn_body(turn) for turn in (*older, *recent)]
+        # On a thread: thousands of turns would hold up every other connection.
+        return await asyncio.to_thread(lambda: [turn_body(turn) for turn in (*older, *recent)])
 
     async def newest(self, conversation_id: str, key_id: str) -> str | None:
         """The id of the conversation's last turn, None while it is empty.

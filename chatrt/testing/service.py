@@ -209,9 +209,10 @@ class ScriptedService:
         return [item for turn in turns for item in (*turn["input"], *turn["output"])]
 
     async def conversation_turns(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
-        """All its responses, in order."""
+        """All its responses that have ended, in order."""
         self._conversation(conversation_id, key_id)
-        return [_turn_body(response) for response in self._turns(conversation_id)]
+        turns = [_turn_body(response) for response in self._turns(conversation_id)]
+        return [turn for turn in turns if turn["status"] != "in_progress"]
 
     async def conversation_list(self, query: str | None, key_id: str) -> list[dict[str, Any]]:
         """Conversations of the key whose title holds `query`, newest first."""

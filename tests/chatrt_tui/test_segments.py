@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -75,6 +76,35 @@ def test_a_fence_in_a_list_loses_its_indent() -> None:
     parts = merged(split("1. a\n   ```sh\n   ls\n     -l\n   ```\n2. b\n"))
     assert CodeText("ls\n  -l\n") in parts
     assert CodeOpened("sh") in parts
+
+
+@pytest.mark.parametrize(
+    ("hostile", "piece"),
+    [
+        ("a|" * 700 + "\n" + "-|" * 700 + "\n" + "|\n" * 700, 7),
+        ("---\n" * 5000, 1),
+        ("# a\n" * 5000, 500),
+        ("```\n```\n" * 2500, 3),
+        ("*a_ " * 5000, 4),
+        ("[" * 20000, 20000),
+    ],
+)
+def test_what_would_be_too_much_to_lay_out_goes_on_as_plain_text(hostile: str, piece: int) -> None:
+    parts = merged(split(*(hostile[at : at + piece] for at in range(0, len(hostile), piece))))
+    assert parts[-1] == CodeClosed()
+    assert len(parts) < 2100
+    shown = "".join(part.text for part in parts if isinstance(part, Prose | CodeText))
+    assert shown == (hostile if "```" not in hostile else shown)
+    assert isinstance(parts[-2], CodeText)
+    assert shown.endswith(hostile[-3:])
+
+
+def test_a_long_answer_of_a_person_s_kind_stays_markdown() -> None:
+    section = "## Part\n\nSome **bold** `code` words.\n\n- one\n- two\n\n| a | b |\n|---|---|\n"
+    answer = (section + "| 1 | 2 |\n" * 5 + "\n```py\nx = 1\n```\n\n") * 60
+    parts = merged(split(answer))
+    assert sum(isinstance(part, CodeOpened) for part in parts) == 60
+    assert all(part == CodeOpened("py") for part in parts if isinstance(part, CodeOpened))
 
 
 def test_an_unclosed_fence_is_closed_by_the_end() -> None:

@@ -148,10 +148,12 @@ class Tree:
         """Take what the server lists of all branches, the oldest first; returns what was unknown.
 
         Known turns get what the server has of them. A turn behind one that was deleted becomes a
-        first one.
+        first one. Of one that runs its own events tell.
         """
         added = []
         for body in bodies:
+            if body.get("status") == "in_progress":
+                continue
             known = self.find(str(body.get("id")))
             if known is None:
                 parent = self.find(body.get("previous_response_id")) or self.root

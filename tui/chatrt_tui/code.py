@@ -53,6 +53,8 @@ class CodeBlock(VerticalScroll, can_focus=False):
 
     async def append(self, text: str) -> None:
         """Add text at the end."""
+        if not self.is_attached:
+            return  # the screen is being taken down
         first, *others = text.expandtabs(4).split("\n")
         changed = (len(self._lines) - 1) // CHUNK_LINES
         self._lines[-1] += first

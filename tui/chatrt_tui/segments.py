@@ -3,7 +3,8 @@
 Knows: fenced code blocks, and where long prose may be cut without changing how it reads.
 Does not know: widgets, the rest of Markdown.
 Invariant: how the text was cut into pieces does not change the parts; text in the same part is
-handed out as soon as its line can no longer be a fence.
+handed out as soon as its line can no longer be a fence. What would be too much work as Markdown
+goes on as the text of a block of code that nothing closes, from the piece on that is too much.
 Source: CommonMark 0.31, section 4.5 (an indented fence, as in a list, is taken as a fence too).
 """
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from chatrt_tui.effort import Effort
 
 # Appending costs in proportion to a widget's text: past this length, prose goes on in a new one.
 PROSE_CHARS = 1500
@@ -86,9 +89,13 @@ class SegmentSplitter:
         self._in_prose = False
         self._after_blank = False
         self._in_list = False
+        self._effort = Effort()
+        self._is_plain = False
 
     def feed(self, piece: str) -> list[Part]:
         """The parts that `piece` adds or completes."""
+        if self._is_plain:
+            return [CodeText(piece)]
         parts: list[Part] = []
         text = self._held + piece
         self._held = ""
@@ -99,10 +106,15 @@ class SegmentSplitter:
                 break
             self._take(line, newline, parts)
             text = rest
+            if self._effort.is_too_much and self._fence is None:
+                self._is_plain = True
+                return [*parts, CodeOpened(""), CodeText(text)]
         return parts
 
     def finish(self) -> list[Part]:
         """The parts that the end of the text completes."""
+        if self._is_plain:
+            return [CodeClosed()]
         parts: list[Part] = []
         if self._held:
             line, self._held = self._held, ""
@@ -134,6 +146,7 @@ class SegmentSplitter:
                 indent, mark, info = opening.groups()
                 self._fence = _Fence(mark, len(indent))
                 self._in_prose = False
+                self._effort.add_code()
                 parts.append(CodeOpened((info.split() or [""])[0]))
                 return
         self._emit(line + newline, parts)
@@ -156,6 +169,7 @@ class SegmentSplitter:
         self._in_prose = True
         self._prose_chars = len(text) + (0 if starts_new else self._prose_chars)
         self._after_blank = not self._mid_line and not text.strip()
+        self._effort.add(text)
         parts.append(Prose(text, starts_new, cuts_list))
 
     def _may_cut_list(self) -> bool:
