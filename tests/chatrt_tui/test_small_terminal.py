@@ -102,10 +102,11 @@ async def test_behind_a_switch_of_branch_one_sees_which_branch_it_is() -> None:
         await until(lambda: has_answered(app, "one"))
         await pilot.press("ctrl+up", "r")
         await until(lambda: len(server.creates()) == 2 and has_answered(app, "one"))
-        await pilot.press("ctrl+up", "left")
-        await until(lambda: "‹ 1/2 ›" in screen_text(app))
-        await pilot.press("right")
-        await until(lambda: "‹ 2/2 ›" in screen_text(app))
+        for key, place in (("ctrl+up", "‹ 2/2 ›"), ("left", "‹ 1/2 ›"), ("right", "‹ 2/2 ›")):
+            await pilot.press(key)
+            await until(lambda at=place: at in screen_text(app))  # type: ignore[misc]
+            await pilot.pause(0.3)
+            assert place in screen_text(app)
         await pilot.press("escape", "ctrl+end")
         await until(lambda: "line 59" in screen_text(app))
         await say(pilot, "/branch previous")

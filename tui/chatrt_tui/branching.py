@@ -174,6 +174,7 @@ class BranchingFlow(SharedFlow):
             transcript.load_older()
         else:
             views[index].take_keys()
+            transcript.bring(views[index])
 
     def target(self) -> Turn | None:
         """The turn that a command is about: the selected one, else the last one shown."""
@@ -273,7 +274,7 @@ class BranchingFlow(SharedFlow):
             await self._move_to(tree.follow(other))
             view = self.query_one(Transcript).view(other)
             if view is not None:
-                self.query_one(Transcript).show_top(view)
+                self.query_one(Transcript).bring(view, to_top=True)
                 if had_keys:
                     view.take_keys()
 

@@ -161,12 +161,14 @@ class Transcript(VerticalScroll, Blank, can_focus=False):
     def _new_view(self, turn: Turn) -> TurnView:
         return TurnView(turn, self._place(turn), self._ask)
 
-    def show_top(self, view: TurnView) -> None:
-        """Have a turn's first line on the screen: where it says which branch it is.
+    def bring(self, view: TurnView, *, to_top: bool = False) -> None:
+        """Have a turn on the screen; of a tall one its top, where it says which branch it is."""
 
-        What the screen has room for besides is what comes behind it.
-        """
-        self.call_after_refresh(self.scroll_to_widget, view, top=True, animate=False, force=True)
+        def scroll() -> None:
+            is_tall = view.outer_size.height > self.size.height
+            self.scroll_to_widget(view, top=to_top or is_tall, animate=False, force=True)
+
+        self.call_after_refresh(scroll)
 
     async def remove_turn(self, turn: Turn) -> None:
         """Take the last turn away again."""

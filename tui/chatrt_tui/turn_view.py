@@ -190,9 +190,9 @@ class TurnView(AnswerView, can_focus=False):
         self.styles.height = None
 
     def take_keys(self) -> None:
-        """Be the selected turn, for the very next key."""
+        """Be the selected turn, for the very next key; the transcript scrolls to it."""
         self.can_focus = True
-        self.screen.set_focus(self)
+        self.screen.set_focus(self, scroll_visible=False)
 
     def takes(self, event: events.Key | events.Paste) -> bool:
         """Whether this is for a selected turn; what is not is meant for the prompt."""
