@@ -29,6 +29,11 @@ export const FAULTS = {
   answerLost: fault('response_lost', 'the server has lost the rest of this answer'),
   closed: fault('closed', 'the client is closed'),
   connectionLost: fault('connection_lost', 'the connection was lost'),
+  noWebSocket: fault(
+    'no_websocket',
+    'this JavaScript has no WebSocket: Node 22 has one, Node 20 with --experimental-websocket; ' +
+      'or name one in the option WebSocket',
+  ),
   unsent: fault('cancelled', 'stopped before it was sent'),
 };
 

@@ -109,6 +109,11 @@ export interface StoredTurn {
 
 /** What a server refused, or that it cannot be reached. */
 export class ChatrtError extends Error {
+  /**
+   * The server's code, or one of this module's own: `no_websocket` (this JavaScript has none),
+   * `invalid_api_key` (it cannot be one), `invalid_value` (the address), `server_unavailable`,
+   * `connection_lost`, `response_lost`, `cancelled` (stopped before it was sent), `closed`.
+   */
   readonly code: string;
   /** The HTTP status that belongs to it, 0 where no server answered. */
   readonly status: number;

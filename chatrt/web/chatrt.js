@@ -180,8 +180,8 @@ export class Client {
 
   #open() {
     clearTimeout(this.#retry);
-    const { apiKey } = this.#options;
-    const Socket = this.#options.WebSocket ?? globalThis.WebSocket;
+    const { apiKey, WebSocket: Socket = globalThis.WebSocket } = this.#options;
+    if (!Socket) return this.#end(FAULTS.noWebSocket());
     const offered = ['realtime', ...(apiKey ? [`openai-insecure-api-key.${apiKey}`] : [])];
     let socket;
     try {

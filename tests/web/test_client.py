@@ -281,6 +281,36 @@ def test_refusals_have_the_codes_of_the_wire(run: Run, keyed_server: LiveServer)
     }
 
 
+def test_a_valid_key_is_not_blamed_where_there_is_no_websocket(
+    in_node: InNode, keyed_server: LiveServer
+) -> None:
+    told = in_node(
+        keyed_server,
+        """
+        const keys = { valid: apiKey, none: undefined, unsendable: 'a b' };
+        const told = {};
+        for (const has of [true, false]) {
+          if (!has) delete globalThis.WebSocket; // as in Node 20 without its flag
+          for (const [name, key] of Object.entries(keys)) {
+            told[`${name} ${has}`] = await connect({ url, apiKey: key })
+              .then((client) => client.close(), ({ code, message }) => [code, message]);
+          }
+        }
+        tell(told);
+        """,
+        KEY,
+    )
+    absent = (
+        "this JavaScript has no WebSocket: Node 22 has one, Node 20 with --experimental-websocket; "
+        "or name one in the option WebSocket"
+    )
+    assert told.pop("none true")[0] == "invalid_api_key"
+    assert told == {
+        "unsendable true": ["invalid_api_key", "this cannot be an API key"],
+        **{f"{name} false": ["no_websocket", absent] for name in ("valid", "none", "unsendable")},
+    }
+
+
 def test_conversations_are_made_listed_renamed_and_deleted(run: Run, server: LiveServer) -> None:
     told = run(
         server,
