@@ -7,6 +7,7 @@
 
 import { cleanLine } from './clean.js';
 import { announce } from './dom.js';
+import { ending } from './figures.js';
 import { Transcript } from './transcript.js';
 import { Tree, Turn, inputOf } from './tree.js';
 
@@ -234,7 +235,8 @@ function requestFor(input, parent, conversation, extra = {}) {
 
 function tell(turn) {
   const stopped = turn.status === 'cancelled' ? 'Stopped. ' : '';
-  announce(turn.error ? turn.error.message : `${stopped}Answer: ${turn.text}`);
+  const failed = turn.status === 'failed' ? ending(turn.figures ?? turn) : '';
+  announce(failed || `${stopped}Answer: ${turn.text}`);
 }
 
 function stored() {

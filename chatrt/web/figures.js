@@ -1,6 +1,7 @@
 // Puts a turn's figures into words.
 //
-// Knows: which figures people look at, and their units. Does not know: the DOM, how they came.
+// Knows: which figures people look at, and their units; what helps against a refusal.
+// Does not know: the DOM, how they came.
 
 const STAGES = ['queue', 'tokenize', 'match', 'restore', 'prefill', 'first_sample', 'send'];
 const MISSES = {
@@ -15,6 +16,15 @@ const ENDINGS = {
   max_output_tokens: 'cut off at the longest answer allowed',
   incomplete: 'cut off at the longest answer allowed',
 };
+
+const ADVICE = { context_length_exceeded: 'Shorten the message, or begin a new chat.' };
+const IN_VAIN = new Set([
+  'context_length_exceeded',
+  'invalid_request_error',
+  'invalid_value',
+  'model_not_found',
+  'unsupported_parameter',
+]);
 
 const isNumber = (value) => typeof value === 'number' && Number.isFinite(value);
 
@@ -37,10 +47,17 @@ export function summary(response, ttftMs = null) {
   return parts.join(' · ');
 }
 
-/** Why a response, or a stored turn, is not whole; empty for one that is. */
+/** Whether the same request can end otherwise than with `error`; true where there was none. */
+export const canRepeat = (error) => !IN_VAIN.has(error?.code);
+
+/** Why a response, or a stored turn, is not whole, and what helps; empty for one that is. */
 export function ending(response) {
   if (response.status === 'completed') return '';
-  if (response.error) return response.error.message;
+  if (response.error) {
+    const { code, message } = response.error;
+    const advice = ADVICE[code];
+    return advice ? `${message.replace(/\.$/, '')}. ${advice}` : message;
+  }
   const reason = response.incomplete_details?.reason ?? response.status;
   return ENDINGS[reason] ?? reason;
 }

@@ -7,7 +7,7 @@
 
 import { cleanText } from './clean.js';
 import { button, make } from './dom.js';
-import { ending, lines, milliseconds, stages, summary } from './figures.js';
+import { canRepeat, ending, lines, milliseconds, stages, summary } from './figures.js';
 import { MarkdownView } from './markdown.js';
 
 const REST = 6; // times as long as a frame took: painting has at most a seventh of the time
@@ -132,8 +132,9 @@ export class TurnView {
     if (turn.text) {
       tools.push(button('Copy', (event) => copy(event.target, turn.text), { className: 'quiet copy' }));
     }
-    if (turn.question !== null) {
-      const again = turn.error ? 'Try again' : 'Regenerate';
+    const failure = turn.error ?? turn.figures?.error;
+    if (turn.question !== null && canRepeat(failure)) {
+      const again = failure ? 'Try again' : 'Regenerate';
       const act = () => this.#actions.regenerate(turn);
       tools.push(button(again, act, { className: 'quiet regenerate' }));
     }

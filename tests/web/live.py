@@ -21,6 +21,7 @@ from tests.support import time_scale
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
 
+    from chatrt.errors import ChatrtError
     from chatrt.wire.messages import ResponseCreate
 
 T = TypeVar("T")
@@ -60,17 +61,21 @@ class _Held(list[str]):
 class Script:
     """What the server says: `answers` by the last message's text, else that text itself.
 
-    An answer to a text in `holds` stops behind so many deltas, until it is told to go on.
+    Texts in `refusals` are refused with these errors. An answer to a text in `holds` stops behind
+    so many deltas, until it is told to go on.
     """
 
     def __init__(self, hold: Callable[[ResponseCreate], None]) -> None:
         self.answers: dict[str, list[str]] = {}
         self.holds: dict[str, int] = {}
+        self.refusals: dict[str, ChatrtError] = {}
         self._hold = hold
 
     def __call__(self, message: ResponseCreate) -> list[str]:
-        """The deltas for a request."""
+        """The deltas for a request; raises what refuses it."""
         text = message.input[-1].content
+        if text in self.refusals:
+            raise self.refusals[text]
         deltas = self.answers.get(text, [f"You said: {text}"])
         if text not in self.holds:
             return deltas

@@ -58,6 +58,13 @@ def test_what_is_not_known_is_left_out(ready: Page) -> None:
         ({"status": "cancelled", "incomplete_details": {"reason": "cancelled"}}, "stopped"),
         ({"status": "incomplete"}, "cut off at the longest answer allowed"),
         ({"status": "failed", "error": {"message": "no pages"}}, "no pages"),
+        (
+            {
+                "status": "failed",
+                "error": {"code": "context_length_exceeded", "message": "9 tokens, 8 fit."},
+            },
+            "9 tokens, 8 fit. Shorten the message, or begin a new chat.",
+        ),
     ],
 )
 def test_why_an_answer_is_not_whole(ready: Page, response: object, expected: str) -> None:
