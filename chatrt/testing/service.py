@@ -211,8 +211,9 @@ class ScriptedService:
     async def conversation_turns(self, conversation_id: str, key_id: str) -> list[dict[str, Any]]:
         """All its responses that have ended, in order."""
         self._conversation(conversation_id, key_id)
-        turns = [_turn_body(response) for response in self._turns(conversation_id)]
-        return [turn for turn in turns if turn["status"] != "in_progress"]
+        turns = [r for r in self._turns(conversation_id) if not r.message.partial]
+        bodies = [_turn_body(response) for response in turns]
+        return [body for body in bodies if body["status"] != "in_progress"]
 
     async def conversation_list(self, query: str | None, key_id: str) -> list[dict[str, Any]]:
         """Conversations of the key whose title holds `query`, newest first."""
@@ -253,6 +254,7 @@ class ScriptedService:
             response.events.delta(text)
             num_sent += 1
         usage = Usage(input_tokens=len(response.message.input), output_tokens=num_sent)
+        self._count(response)
         events, figures = response.events, self._figures(response)
         if response.cancelled.is_set() and num_sent < max(len(deltas), 1):
             events.cancelled(usage, figures)
@@ -297,11 +299,16 @@ class ScriptedService:
     def _tell_viewers(self, response: ScriptedResponse) -> None:
         assert response.log.conversation_id is not None
         conversation = self._conversations[response.log.conversation_id]
-        conversation.body["num_turns"] += 1
-        conversation.body["last_response_id"] = response.log.response_id
         for connection_id, on_log in tuple(conversation.viewers):
             if connection_id != response.context.connection_id:
                 on_log(response.log)
+
+    def _count(self, response: ScriptedResponse) -> None:
+        """A turn ended: its conversation has one more, unless that was deleted meanwhile."""
+        conversation = self._conversations.get(response.log.conversation_id or "")
+        if conversation is not None and not response.message.partial:
+            conversation.body["num_turns"] += 1
+            conversation.body["last_response_id"] = response.log.response_id
 
     def _turns(self, conversation_id: str) -> list[ScriptedResponse]:
         return [r for r in self.responses.values() if r.log.conversation_id == conversation_id]

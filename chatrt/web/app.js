@@ -26,6 +26,7 @@ const sidebar = new Sidebar({
   open: (id) => (location.hash = id),
   deleted: (id) => id === chat.id && newChat(),
   failed: (error) => tellAbove(error.message),
+  runs: (id) => chat.runs(id),
 });
 const chat = new Chat({ onChange: showState, onTurn: () => sidebar.refresh() });
 

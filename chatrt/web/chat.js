@@ -24,7 +24,7 @@ export class Chat {
   #opening = 0;
   #runs = new Map(); // by conversation: our turn that runs in it, shown or not
 
-  /** `events.onChange()` hears of changes of `id` and `running`, `onTurn()` of turns that ended. */
+  /** `events.onChange()` hears of changes of `id` and `running`, `onTurn()` of turns for the list. */
   constructor(events) {
     this.#events = events;
     this.id = null;
@@ -42,6 +42,11 @@ export class Chat {
   use(client) {
     this.#client = client;
     this.#typist = client?.typeAhead() ?? null;
+  }
+
+  /** Whether a turn runs in a conversation: one of ours, or any in the one that is shown. */
+  runs(id) {
+    return this.#runs.has(id) || (id === this.id && this.#tree.turns.some((turn) => turn.running));
   }
 
   /** An empty chat; its conversation begins with the first message. */
@@ -146,6 +151,7 @@ export class Chat {
     if (!id || this.#tree.find(id)) return;
     const turn = new Turn({ id, input, parent: this.#tree.find(parent) });
     this.#run(this.#tree.add(turn), this.#client.resume(id));
+    this.#events.onTurn();
   }
 
   async #run(turn, answer) {
@@ -207,6 +213,7 @@ export class Chat {
     const turn = this.#tree.addBehind(new Turn({ id: answer.id, parent }));
     turn.answer = answer;
     this.#show();
+    this.#events.onTurn();
     await this.#stream(turn, () => {});
     this.#events.onTurn();
     await this.#merge(conversation); // what was asked is known once the turn is stored

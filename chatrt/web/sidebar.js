@@ -2,7 +2,7 @@
 //
 // Knows: the client's routes. Does not know: what is in a conversation.
 // Invariant: an answer to an older search never replaces a newer one's; nothing is deleted by one
-// click alone.
+// click alone; a conversation without a turn is no row, unless its first one runs here.
 
 import { cleanLine } from './clean.js';
 import { announce, button, byId, make } from './dom.js';
@@ -17,7 +17,7 @@ export class Sidebar {
   #timer = 0;
   #current = null;
 
-  /** `actions` are `open(id)`, `deleted(id)`, `failed(error)`. */
+  /** `actions` are `open(id)`, `deleted(id)`, `failed(error)`, and `runs(id)`: a turn of ours does. */
   constructor(actions) {
     this.actions = actions;
     this.#search.oninput = () => {
@@ -50,9 +50,10 @@ export class Sidebar {
     }
     if (asked !== this.#asked) return;
     const focused = document.activeElement?.closest?.('#conversations li')?.dataset.id;
-    this.#list.replaceChildren(...found.map((conversation) => this.#row(conversation)));
+    const listed = found.filter(({ id, num_turns }) => num_turns > 0 || this.actions.runs(id));
+    this.#list.replaceChildren(...listed.map((conversation) => this.#row(conversation)));
     this.mark(this.#current);
-    byId('none').hidden = found.length > 0;
+    byId('none').hidden = listed.length > 0;
     if (focused) this.#list.querySelector(`[data-id="${CSS.escape(focused)}"] button`)?.focus();
   }
 

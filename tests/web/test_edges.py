@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chatrt.errors import ChatrtError, Conflict, ContextLengthExceeded, InvalidValue, Overloaded
+from tests.web.live import until
 
 if TYPE_CHECKING:
     from tests.web.live import LiveServer
@@ -45,3 +46,43 @@ def test_try_again_is_offered_only_where_it_can_help(
     page.ask("x")
     page.wait_text(".note.error", refusal.message)
     assert [button.text for button in page.all(".regenerate")] == ["Try again"] * helps
+
+
+def rows(page: Page) -> list[str]:
+    """The titles in the list."""
+    script = "return [...document.querySelectorAll('#conversations .open')].map(e => e.innerText)"
+    return [str(title) for title in page.run(script)]
+
+
+def test_a_conversation_whose_first_message_was_refused_is_no_row(
+    page: Page, server: LiveServer
+) -> None:
+    server.script.refusals["long"] = ContextLengthExceeded(TOO_LONG)
+    server.script.answers["count"] = ["one ", "two ", "three"]
+    server.script.holds["count"] = 1
+    page.open(server.url)
+    page.ask("long")
+    page.wait_text(".note.error", TOO_LONG)
+    page.click("#new-chat")
+    page.ask("count")
+    until(lambda: rows(page) == ["count"], "the one that runs")
+    page.click("#new-chat")  # it still runs
+    page.ask("hello")
+    page.wait_answers("You said: hello")
+    until(lambda: rows(page) == ["hello", "count"], "both that have a turn")
+    page.click("#conversations li:last-child .open")
+    until(page.is_running, "the one that runs")
+    page.browser.refresh()
+    until(lambda: rows(page) == ["hello", "count"], "both after a reload")
+    server.go_on(server.asked("count"))
+    page.wait_answers("one two three")
+    assert rows(page) == ["hello", "count"]
+
+
+def test_a_list_without_a_turn_says_that_it_is_empty(page: Page, server: LiveServer) -> None:
+    server.script.refusals["x"] = InvalidValue("x is no question")
+    page.open(server.url)
+    page.ask("x")
+    page.wait_text(".note.error", "x is no question")
+    until(lambda: page.one("#none").is_displayed(), "an empty list")
+    assert rows(page) == []
