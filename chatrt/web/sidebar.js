@@ -6,8 +6,10 @@
 
 import { cleanLine } from './clean.js';
 import { announce, button, byId, make } from './dom.js';
+import { inFull, shortly } from './when.js';
 
 const PAUSE_MS = 150;
+const TIMES_MS = 60_000; // how often the rows' times are told anew
 
 export class Sidebar {
   #client = null;
@@ -17,13 +19,14 @@ export class Sidebar {
   #timer = 0;
   #current = null;
 
-  /** `actions` are `open(id)`, `deleted(id)`, `failed(error)`, and `runs(id)`: a turn of ours does. */
+  /** `actions` are `open(id)`, `deleted(id)`, `failed(error)`, `runs(id)`: whether a turn does. */
   constructor(actions) {
     this.actions = actions;
     this.#search.oninput = () => {
       clearTimeout(this.#timer);
       this.#timer = setTimeout(() => this.refresh(), PAUSE_MS);
     };
+    setInterval(() => this.#list.querySelectorAll('time').forEach(tellTime), TIMES_MS);
   }
 
   use(client) {
@@ -57,17 +60,20 @@ export class Sidebar {
     if (focused) this.#list.querySelector(`[data-id="${CSS.escape(focused)}"] button`)?.focus();
   }
 
-  #row({ id, title, num_turns: numTurns }) {
+  #row({ id, title, num_turns: numTurns, updated_at: updatedS }) {
     const shown = cleanLine(title ?? '') || 'Untitled';
     const open = button(shown, () => this.actions.open(id), { className: 'open' });
     open.dir = 'auto';
-    open.title = `${shown} (${numTurns} turn${numTurns === 1 ? '' : 's'})`;
+    const updated = new Date(updatedS * 1000);
+    open.title = `${shown}\n${numTurns} turn${numTurns === 1 ? '' : 's'} · ${inFull(updated)}`;
+    const when = make('time', { dateTime: updated.toISOString() });
+    tellTime(when);
     const remove = button('✕', () => this.#remove(id, shown, remove), {
       label: `Delete ${shown}`,
       className: 'quiet delete',
     });
     remove.onblur = () => disarm(remove, shown);
-    return make('li', { 'data-id': id }, open, remove);
+    return make('li', { 'data-id': id }, open, remove, when);
   }
 
   async #remove(id, title, face) {
@@ -94,6 +100,10 @@ function disarm(face, title) {
   face.classList.remove('armed');
   face.textContent = '✕';
   face.setAttribute('aria-label', `Delete ${title}`);
+}
+
+function tellTime(when) {
+  when.textContent = shortly(new Date(when.dateTime));
 }
 
 function markRow(row, id) {

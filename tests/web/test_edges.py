@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from chatrt.errors import ChatrtError, Conflict, ContextLengthExceeded, InvalidValue, Overloaded
 from tests.web.live import until
@@ -86,3 +87,26 @@ def test_a_list_without_a_turn_says_that_it_is_empty(page: Page, server: LiveSer
     page.wait_text(".note.error", "x is no question")
     until(lambda: page.one("#none").is_displayed(), "an empty list")
     assert rows(page) == []
+
+
+def test_rows_that_look_the_same_are_told_apart_by_time_and_whole_title(
+    page: Page, server: LiveServer
+) -> None:
+    questions = [f"Please tell me in a few words about the number {number}" for number in (1, 2)]
+    page.open(server.url)
+    for question in questions:
+        page.click("#new-chat")
+        page.ask(question)
+        page.wait_answers(f"You said: {question}")
+    until(lambda: rows(page) == questions[::-1], "both conversations")
+    times = "return [...document.querySelectorAll('#conversations time')].map(e => e.innerText)"
+    assert page.run(times) == ["now", "now"]
+    open_two, open_one = page.all("#conversations .open")
+    cut = "return arguments[0].scrollWidth > arguments[0].clientWidth"
+    assert page.run(cut, open_one)
+    assert str(open_one.get_attribute("title")).startswith(f"{questions[0]}\n1 turn · ")
+    assert str(open_two.get_attribute("title")).startswith(f"{questions[1]}\n1 turn · ")
+    page.run("document.querySelector('#search').focus()")
+    page.keys(Keys.TAB)
+    assert page.run("return document.activeElement === arguments[0]", open_two)
+    assert not page.run(cut, open_two)

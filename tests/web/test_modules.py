@@ -71,6 +71,22 @@ def test_why_an_answer_is_not_whole(ready: Page, response: object, expected: str
     assert figures(ready, "ending", response) == expected
 
 
+def test_a_time_is_told_in_one_short_word(ready: Page) -> None:
+    script = """
+        const {inFull, shortly} = await import('/when.js');
+        const now = new Date(2026, 10, 12, 14, 3); // a Thursday
+        const ago = (minutes) => new Date(now - 60_000 * minutes);
+        return [
+          ...[-5, 0.5, 59.9, 60, 23.9 * 60, 24 * 60, 5.9 * 1440].map((m) => shortly(ago(m), now)),
+          shortly(new Date(2026, 10, 6), now), shortly(new Date(2025, 11, 31), now),
+          inFull(now),
+        ];
+    """
+    *told, full = ready.asynchronous(script)
+    assert told == ["now", "now", "59 min", "1 h", "23 h", "Wed", "Fri", "6 Nov", "Dec 2025"]
+    assert full == "12 Nov 2026, 14:03"
+
+
 def turn(turn_id: str, parent: str | None, question: str = "q") -> dict[str, Any]:
     content = [{"type": "input_text", "text": question}]
     return {
