@@ -31,11 +31,13 @@ const sidebar = new Sidebar({
 const chat = new Chat({ onChange: showState, onTurn: () => sidebar.refresh() });
 
 function tellAbove(text, { action = null, label = '' } = {}) {
+  const button = byId('banner-action');
   byId('banner-text').textContent = text;
+  if (!action && document.activeElement === button) prompt.focus();
   banner.hidden = !text;
-  byId('banner-action').hidden = !action;
-  byId('banner-action').textContent = label;
-  byId('banner-action').onclick = action;
+  button.hidden = !action;
+  button.textContent = label;
+  button.onclick = action;
 }
 
 // The connection --------------------------------------------------------------------------------

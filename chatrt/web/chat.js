@@ -117,13 +117,15 @@ export class Chat {
     const request = requestFor(input, parent, this.id, extra);
     this.#run(turn, this.#client.stream(request, { typed }));
     this.#transcript.toEnd();
+    return turn;
   }
 
   /** The same question again, or another one in its place, behind the same turn. */
   #branch(turn, text) {
     if (this.running || this.#client?.state !== 'open') return false;
     const seed = crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
-    this.#ask(inputOf(text, turn), turn.parent, { extra: { seed } });
+    const version = this.#ask(inputOf(text, turn), turn.parent, { extra: { seed } });
+    this.#transcript.view(version).focusSwitcher(1); // what had the focus is gone with its turn
     return true;
   }
 

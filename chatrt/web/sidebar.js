@@ -52,12 +52,30 @@ export class Sidebar {
       return; // the banner tells of a server that cannot be reached
     }
     if (asked !== this.#asked) return;
-    const focused = document.activeElement?.closest?.('#conversations li')?.dataset.id;
+    const focused = this.#focused();
     const listed = found.filter(({ id, num_turns }) => num_turns > 0 || this.actions.runs(id));
     this.#list.replaceChildren(...listed.map((conversation) => this.#row(conversation)));
     this.mark(this.#current);
     byId('none').hidden = listed.length > 0;
-    if (focused) this.#list.querySelector(`[data-id="${CSS.escape(focused)}"] button`)?.focus();
+    if (focused) this.#focusLike(focused);
+  }
+
+  /** What of the list has the focus: the row, where it stands, which of its buttons; or null. */
+  #focused() {
+    const { activeElement: button } = document;
+    const row = button?.closest('#conversations li');
+    if (!row) return null;
+    const at = [...this.#list.children].indexOf(row);
+    const face = button.classList.contains('delete') ? '.delete' : '.open';
+    return { id: row.dataset.id, at, face };
+  }
+
+  /** The same button again; where its row is gone, the row in its place. */
+  #focusLike({ id, at, face }) {
+    const rows = [...this.#list.children];
+    const same = rows.find((row) => row.dataset.id === id)?.querySelector(face);
+    const near = rows[Math.min(at, rows.length - 1)]?.querySelector('.open');
+    (same ?? near ?? byId('new-chat')).focus();
   }
 
   #row({ id, title, num_turns: numTurns, updated_at: updatedS }) {

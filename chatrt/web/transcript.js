@@ -26,7 +26,10 @@ export class Transcript {
       this.#top = scrollTop;
       this.#showLatest();
     });
-    this.#latest.onclick = () => this.toEnd();
+    this.#latest.onclick = () => {
+      this.toEnd(); // which hides the button
+      this.#scroller.focus({ preventScroll: true });
+    };
     new ResizeObserver(() => this.#keepUp()).observe(this.#list);
   }
 

@@ -98,7 +98,9 @@ export class TurnView {
     this.#footShown = JSON.stringify(state);
     this.note.textContent = turn.running ? '' : ending(turn.figures ?? turn);
     this.note.classList.toggle('error', turn.error !== null || turn.status === 'failed');
+    const held = this.foot.contains(document.activeElement) ? document.activeElement : null;
     this.foot.replaceChildren(...this.#switcher(at, of), ...(turn.running ? [] : this.#tools()));
+    if (held) this.#focusLike(held);
   }
 
   /** Puts the keyboard's focus on the branch switcher. */
@@ -106,6 +108,13 @@ export class TurnView {
     const wanted = this.foot.querySelector(direction < 0 ? '.before' : '.after');
     const other = this.foot.querySelector(direction < 0 ? '.after' : '.before');
     (wanted?.disabled ? other : wanted)?.focus();
+  }
+
+  /** Puts the focus on what stands for `held` now, or on the nearest thing to it. */
+  #focusLike(held) {
+    const name = [...held.classList].at(-1);
+    const like = this.foot.querySelector(name ? `.${name}:not(:disabled)` : 'summary');
+    (like ?? this.foot.querySelector('button:not(:disabled)'))?.focus();
   }
 
   #switcher(at, of) {

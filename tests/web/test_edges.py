@@ -11,7 +11,7 @@ from chatrt.errors import ChatrtError, Conflict, ContextLengthExceeded, InvalidV
 from tests.web.live import until
 
 if TYPE_CHECKING:
-    from tests.web.live import LiveServer
+    from tests.web.live import LiveServer, Proxy
     from tests.web.page import Page
 
 TOO_LONG = "the prompt has 9000 tokens, the context holds 8192"
@@ -53,6 +53,10 @@ def rows(page: Page) -> list[str]:
     """The titles in the list."""
     script = "return [...document.querySelectorAll('#conversations .open')].map(e => e.innerText)"
     return [str(title) for title in page.run(script)]
+
+
+def wait_rows(page: Page, titles: list[str]) -> None:
+    until(lambda: rows(page) == titles, f"the rows {titles}")
 
 
 def test_a_conversation_whose_first_message_was_refused_is_no_row(
@@ -110,3 +114,89 @@ def test_rows_that_look_the_same_are_told_apart_by_time_and_whole_title(
     page.keys(Keys.TAB)
     assert page.run("return document.activeElement === arguments[0]", open_two)
     assert not page.run(cut, open_two)
+
+
+def focus(page: Page, selector: str) -> None:
+    """Put the focus on an element that is there, as the tab key would."""
+    until(lambda: page.all(selector), selector)
+    page.run("document.querySelector(arguments[0]).focus()", selector)
+
+
+def test_the_keyboard_goes_on_at_the_new_version_of_an_answer(
+    page: Page, server: LiveServer
+) -> None:
+    server.script.answers["count"] = ["one ", "two ", "three"]
+    page.open(server.url)
+    page.ask("count")
+    page.wait_answers("one two three")
+    server.script.holds["count"] = 1
+    focus(page, ".regenerate")
+    page.keys(Keys.ENTER)
+    page.wait_text(".switcher", "2/2")
+    assert page.focused("className") == "quiet before"
+    until(lambda: page.answers() == ["one"], "the new version's first word")
+    server.go_on(server.asked("count"))
+    page.wait_answers("one two three")
+    until(lambda: page.all(".regenerate"), "its end")
+    assert page.focused("className") == "quiet before"
+    page.keys(Keys.ENTER)
+    page.wait_text(".switcher", "1/2")
+    assert page.focused("className") == "quiet after"
+
+    focus(page, ".edit")
+    page.keys(Keys.ENTER, " to ten", Keys.ENTER)
+    page.wait_answers("You said: count to ten")
+    assert page.focused("className") == "quiet before"
+
+
+def test_the_keyboard_goes_on_behind_try_again(page: Page, server: LiveServer) -> None:
+    server.script.refusals["x"] = Overloaded("64 requests wait, at most 64")
+    page.open(server.url)
+    page.ask("x")
+    page.wait_text(".note.error", "64 requests")
+    focus(page, ".regenerate")
+    page.keys(Keys.ENTER)
+    page.wait_text(".switcher", "2/2")
+    page.wait_text(".note.error", "64 requests")
+    until(lambda: page.all(".regenerate"), "its end")
+    assert page.focused("className") == "quiet before"
+
+
+def test_the_keyboard_goes_on_at_the_next_row_when_one_is_deleted(
+    page: Page, server: LiveServer
+) -> None:
+    page.open(server.url)
+    for text in ("one", "two", "three"):
+        page.click("#new-chat")
+        page.ask(text)
+        page.wait_answers(f"You said: {text}")
+    until(lambda: len(page.all("#conversations [title*='1 turn ']")) == 3, "all three at their end")
+    for left, focused in ((["three", "one"], "one"), (["three"], "three")):
+        focus(page, "#conversations li:nth-child(2) .delete")
+        page.keys(Keys.ENTER, Keys.ENTER)
+        wait_rows(page, left)
+        assert (page.focused("className"), page.focused("innerText")) == ("open", focused)
+    page.keys(Keys.TAB, Keys.ENTER, Keys.ENTER)  # the one that is open
+    until(lambda: rows(page) == [], "an empty list")
+    assert page.focused() == "prompt"
+
+
+def test_the_keyboard_is_not_lost_with_a_button_that_hides(
+    page: Page, server: LiveServer, proxy: Proxy
+) -> None:
+    server.script.answers["tell"] = [f"Paragraph {index}.\n\n" for index in range(100)]
+    page.open(proxy.url)
+    page.ask("tell")
+    until(lambda: page.all(".foot summary"), "the end of the answer")
+    page.keys(Keys.PAGE_UP)
+    until(lambda: page.one("#latest").is_displayed(), "the way back to the end")
+    focus(page, "#latest")
+    page.keys(Keys.ENTER)
+    until(lambda: not page.one("#latest").is_displayed(), "the end")
+    assert page.focused() == "scroller"
+    proxy.cut(refuse=True)
+    page.wait_text("#banner", "The connection was lost")
+    focus(page, "#banner-action")
+    proxy.accept()
+    page.wait_usable()
+    assert page.focused() == "prompt"
