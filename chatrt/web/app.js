@@ -40,6 +40,11 @@ function tellAbove(text, { action = null, label = '' } = {}) {
   button.onclick = action;
 }
 
+/** What was told is over with the next thing one does, unless it is about the connection. */
+function tellNoMore() {
+  if (client?.state === 'open') tellAbove('');
+}
+
 // The connection --------------------------------------------------------------------------------
 
 /** Connects as soon as the server can; asks for a key where it needs one. */
@@ -136,19 +141,24 @@ async function openNamed() {
   const id = location.hash.slice(1);
   if (!client || id === (chat.id ?? '')) return;
   closeDrawer();
+  tellNoMore();
   if (!id) return chat.clear();
   try {
     await chat.open(id);
   } catch (error) {
+    if (location.hash.slice(1) !== id) return; // another one was asked for meanwhile
     history.replaceState(null, '', location.pathname);
     chat.clear();
-    tellAbove(error.status === 404 ? 'This conversation does not exist any more.' : error.message);
+    const gone = 'There is no such conversation, or no longer.';
+    const offer = { action: newChat, label: 'New chat' };
+    tellAbove(error.status === 404 ? gone : error.message, error.status === 404 ? offer : {});
   }
 }
 addEventListener('hashchange', openNamed);
 
 function newChat() {
   history.pushState(null, '', location.pathname);
+  tellNoMore();
   chat.clear();
   closeDrawer();
   prompt.focus();
@@ -171,6 +181,7 @@ async function send() {
   const text = prompt.value;
   if (!text.trim() || isSending || chat.running || client?.state !== 'open') return;
   isSending = true;
+  tellNoMore();
   setPrompt('');
   try {
     await chat.send(text);

@@ -200,3 +200,27 @@ def test_the_keyboard_is_not_lost_with_a_button_that_hides(
     proxy.accept()
     page.wait_usable()
     assert page.focused() == "prompt"
+
+
+def test_an_address_of_no_conversation_says_so_until_one_goes_on(
+    page: Page, server: LiveServer
+) -> None:
+    page.open(server.url + "#conv_none")
+    page.wait_text("#banner", "There is no such conversation")
+    page.click("#banner-action")
+    assert not page.one("#banner").is_displayed()
+    assert page.focused() == "prompt"
+    page.ask("hello")
+    page.wait_answers("You said: hello")
+    page.run("location.hash = 'conv_unknown'")
+    page.wait_text("#banner", "There is no such conversation")
+    assert page.answers() == []
+    assert page.browser.current_url == server.url
+    page.ask("and a new one")
+    page.wait_answers("You said: and a new one")
+    assert not page.one("#banner").is_displayed()
+    page.run("location.hash = 'conv_unknown'")
+    page.wait_text("#banner", "There is no such conversation")
+    page.browser.back()
+    page.wait_answers("You said: and a new one")
+    assert not page.one("#banner").is_displayed()

@@ -79,6 +79,14 @@ def test_a_conversation_with_branches_outlives_a_reload(
     assert "Hello there" not in whole_server.log()
 
 
+def test_an_address_of_no_conversation_says_so(page: Page, whole_server: ServerProcess) -> None:
+    page.browser.get(whole_server.base_url.removesuffix("v1") + "#conv_none")
+    until(lambda: page.one("#key").is_displayed(), "the question for a key")
+    page.one("#key").send_keys(whole_server.api_key + Keys.ENTER)
+    page.wait_text("#banner", "There is no such conversation")
+    assert page.one("#banner-action").text == "New chat"
+
+
 def wait_ended(page: Page, num_turns: int) -> None:
     """Wait until so many turns are shown, all of them at their end."""
     ended = "return document.querySelectorAll('.answer:not(.running) summary').length"
