@@ -28,7 +28,11 @@ const sidebar = new Sidebar({
   failed: (error) => tellAbove(error.message),
   runs: (id) => chat.runs(id),
 });
-const chat = new Chat({ onChange: showState, onTurn: () => sidebar.refresh() });
+const chat = new Chat({
+  onAway: () => tellBelow('The server is away: nothing was sent.'),
+  onChange: showState,
+  onTurn: () => sidebar.refresh(),
+});
 
 function tellAbove(text, { action = null, label = '' } = {}) {
   const button = byId('banner-action');
@@ -38,6 +42,12 @@ function tellAbove(text, { action = null, label = '' } = {}) {
   button.hidden = !action;
   button.textContent = label;
   button.onclick = action;
+}
+
+/** The line below the prompt, until the server is back. */
+function tellBelow(text) {
+  byId('told').textContent = text;
+  if (text) announce(text);
 }
 
 /** What was told is over with the next thing one does, unless it is about the connection. */
@@ -81,6 +91,7 @@ function onState(state, { retryMs }) {
   if (state === 'open') {
     if (!banner.hidden) announce('Connected again');
     tellAbove('');
+    tellBelow('');
     sidebar.refresh();
     chat.catchUp();
   }
@@ -120,6 +131,7 @@ function signOut({ wrong = false } = {}) {
   left?.close();
   sessionStorage.clear();
   byId('announcer').replaceChildren();
+  tellBelow('');
   setPrompt('');
   chat.clear();
   chat.use(null);
@@ -179,7 +191,8 @@ function showState({ id, running: turn } = chat) {
 
 async function send() {
   const text = prompt.value;
-  if (!text.trim() || isSending || chat.running || client?.state !== 'open') return;
+  if (!text.trim() || isSending || chat.running) return;
+  if (client?.state !== 'open') return tellBelow('The server is away: your text stays here.');
   isSending = true;
   tellNoMore();
   setPrompt('');
@@ -236,8 +249,14 @@ prompt.oninput = () => {
   fit();
   if (typesAhead.checked) chat.typing(prompt.value);
 };
-byId('stop').onclick = () => {
+function stop() {
   chat.stop();
+  if (chat.running?.answer?.ended === false && client?.state !== 'open') {
+    tellBelow('The answer stops when the server is back.');
+  }
+}
+byId('stop').onclick = () => {
+  stop();
   prompt.focus();
 };
 
@@ -263,7 +282,7 @@ addEventListener('keydown', (event) => {
     closeDrawer();
     opener.focus();
   } else {
-    chat.stop();
+    stop();
   }
 });
 

@@ -24,7 +24,10 @@ export class Chat {
   #opening = 0;
   #runs = new Map(); // by conversation: our turn that runs in it, shown or not
 
-  /** `events.onChange()` hears of changes of `id` and `running`, `onTurn()` of turns for the list. */
+  /**
+   * `events.onChange()` hears of changes of `id` and `running`, `onTurn()` of turns for the list,
+   * `onAway()` of a version that was asked for while no server is there.
+   */
   constructor(events) {
     this.#events = events;
     this.id = null;
@@ -122,7 +125,11 @@ export class Chat {
 
   /** The same question again, or another one in its place, behind the same turn. */
   #branch(turn, text) {
-    if (this.running || this.#client?.state !== 'open') return false;
+    if (this.running) return false;
+    if (this.#client?.state !== 'open') {
+      this.#events.onAway();
+      return false;
+    }
     const seed = crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
     const version = this.#ask(inputOf(text, turn), turn.parent, { extra: { seed } });
     this.#transcript.view(version).focusSwitcher(1); // what had the focus is gone with its turn

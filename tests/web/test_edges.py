@@ -224,3 +224,43 @@ def test_an_address_of_no_conversation_says_so_until_one_goes_on(
     page.browser.back()
     page.wait_answers("You said: and a new one")
     assert not page.one("#banner").is_displayed()
+
+
+def test_a_stop_while_the_server_is_away_says_when_it_stops(
+    page: Page, server: LiveServer, proxy: Proxy
+) -> None:
+    server.script.answers["count"] = ["one ", "two ", "three"]
+    server.script.holds["count"] = 1
+    page.open(proxy.url)
+    page.ask("count")
+    until(lambda: page.answers() == ["one"], "a first word")
+    proxy.cut(refuse=True)
+    page.wait_text("#banner", "The connection was lost")
+    page.keys(Keys.ESCAPE)
+    page.wait_text("#told", "The answer stops when the server is back.")
+    page.wait_text("#announcer", "The answer stops when the server is back.")
+    proxy.accept()
+    page.wait_text(".note", "stopped")
+    assert page.one("#told").text == ""
+    page.keys(Keys.ESCAPE)  # nothing runs: nothing is said
+    assert page.one("#told").text == ""
+
+
+def test_a_message_while_the_server_is_away_stays_and_says_so(
+    page: Page, server: LiveServer, proxy: Proxy
+) -> None:
+    page.open(proxy.url)
+    page.ask("hello")
+    page.wait_answers("You said: hello")
+    proxy.cut(refuse=True)
+    page.wait_text("#banner", "The connection was lost")
+    page.ask("and?")
+    page.wait_text("#told", "The server is away: your text stays here.")
+    assert page.one("#prompt").get_property("value") == "and?"
+    page.click(".regenerate")
+    page.wait_text("#told", "The server is away: nothing was sent.")
+    proxy.accept()
+    page.wait_usable()
+    until(lambda: not page.one("#told").is_displayed(), "a line that is empty again")
+    page.ask(" still")
+    page.wait_answers("You said: hello", "You said: and? still")
