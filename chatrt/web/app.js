@@ -6,29 +6,31 @@
 
 import { Chat } from './chat.js';
 import { connect } from './chatrt.js';
+import { Composer } from './composer.js';
 import { announce, byId } from './dom.js';
 import { HttpRoutes, addresses } from './http.js';
 import { Sidebar } from './sidebar.js';
 import { copy } from './turn-view.js';
 
 const KEY = 'chatrt.key'; // sessionStorage: gone with the tab
-const DRAFT = 'chatrt.draft'; // sessionStorage: what stands in the prompt, for after a reload
 const TYPES_AHEAD = 'chatrt.types-ahead'; // localStorage: a choice, no secret
 const RETRY_MS = 1500;
 
-const prompt = byId('prompt');
 const banner = byId('banner');
 let client = null;
 let retry = 0;
 let isSending = false;
+let numOpened = 0;
 
+const composer = new Composer(named(), { send, typed, page });
 const sidebar = new Sidebar({
   open: (id) => (location.hash = id),
-  deleted: (id) => id === chat.id && newChat(),
+  deleted,
   failed: (error) => tellAbove(error.message),
   runs: (id) => chat.runs(id),
 });
 const chat = new Chat({
+  onBegin: (id) => composer.move(id),
   onAway: () => tellBelow('The server is away: nothing was sent.'),
   onChange: showState,
   onTurn: () => sidebar.refresh(),
@@ -37,7 +39,7 @@ const chat = new Chat({
 function tellAbove(text, { action = null, label = '' } = {}) {
   const button = byId('banner-action');
   byId('banner-text').textContent = text;
-  if (!action && document.activeElement === button) prompt.focus();
+  if (!action && document.activeElement === button) composer.focus();
   banner.hidden = !text;
   button.hidden = !action;
   button.textContent = label;
@@ -78,7 +80,7 @@ async function start() {
   sidebar.use(client);
   showState();
   await openNamed();
-  prompt.focus();
+  composer.focus();
 }
 
 function tryLater(error) {
@@ -132,7 +134,7 @@ function signOut({ wrong = false } = {}) {
   sessionStorage.clear();
   byId('announcer').replaceChildren();
   tellBelow('');
-  setPrompt('');
+  composer.clear();
   chat.clear();
   chat.use(null);
   sidebar.use(null);
@@ -148,9 +150,15 @@ document.addEventListener('visibilitychange', () => {
 
 // Conversations ---------------------------------------------------------------------------------
 
-/** Opens the conversation that the address names; an id is no key. */
+/** The conversation that the address names, '' for none; an id is no key. */
+function named() {
+  return location.hash.slice(1);
+}
+
+/** Opens the conversation that the address names. */
 async function openNamed() {
-  const id = location.hash.slice(1);
+  const id = named();
+  const opening = ++numOpened;
   if (!client || id === (chat.id ?? '')) return;
   closeDrawer();
   tellNoMore();
@@ -158,31 +166,40 @@ async function openNamed() {
   try {
     await chat.open(id);
   } catch (error) {
-    if (location.hash.slice(1) !== id) return; // another one was asked for meanwhile
+    if (opening !== numOpened) return; // another one was asked for meanwhile
+    const isGone = error.status === 404;
     history.replaceState(null, '', location.pathname);
+    if (isGone && !chat.id) composer.move(''); // what was typed before one could know
     chat.clear();
     const gone = 'There is no such conversation, or no longer.';
-    const offer = { action: newChat, label: 'New chat' };
-    tellAbove(error.status === 404 ? gone : error.message, error.status === 404 ? offer : {});
+    if (isGone) tellAbove(gone, { action: newChat, label: 'New chat' });
+    else tellAbove(error.message);
   }
 }
 addEventListener('hashchange', openNamed);
 
 function newChat() {
+  numOpened += 1;
   history.pushState(null, '', location.pathname);
   tellNoMore();
   chat.clear();
   closeDrawer();
-  prompt.focus();
+  composer.focus();
 }
 byId('new-chat').onclick = newChat;
+
+function deleted(id) {
+  if (id === chat.id) newChat();
+  composer.forget(id);
+}
 
 function showState({ id, running: turn } = chat) {
   const running = turn !== null;
   byId('stop').hidden = !running;
   byId('send').hidden = running;
   byId('send').disabled = client?.state !== 'open';
-  if (id && location.hash.slice(1) !== id) history.replaceState(null, '', `#${id}`);
+  if (id && named() !== id) history.replaceState(null, '', `#${id}`);
+  composer.show(id ?? named());
   byId('turns').classList.toggle('busy', running);
   sidebar.mark(id);
 }
@@ -190,51 +207,31 @@ function showState({ id, running: turn } = chat) {
 // The prompt ------------------------------------------------------------------------------------
 
 async function send() {
-  const text = prompt.value;
+  const { text } = composer;
   if (!text.trim() || isSending || chat.running) return;
   if (client?.state !== 'open') return tellBelow('The server is away: your text stays here.');
   isSending = true;
   tellNoMore();
-  setPrompt('');
+  const putBack = composer.take();
   try {
-    await chat.send(text);
+    if (!(await chat.send(text))) putBack();
   } catch (error) {
-    if (!prompt.value) setPrompt(text); // it was not sent: nothing is lost
+    putBack();
     tellAbove(error.message);
   } finally {
     isSending = false;
   }
 }
 
-function setPrompt(text) {
-  prompt.value = text;
-  keepDraft();
-  fit();
+function typed(text) {
+  if (typesAhead.checked) chat.typing(text);
 }
 
-function keepDraft() {
-  if (prompt.value) sessionStorage.setItem(DRAFT, prompt.value);
-  else sessionStorage.removeItem(DRAFT);
-}
-
-/** As high as its text, where the style sheet cannot say so. */
-function fit() {
-  if (CSS.supports('field-sizing', 'content')) return;
-  prompt.style.height = 'auto';
-  prompt.style.height = `${prompt.scrollHeight}px`;
+function page(by) {
+  byId('scroller').scrollBy(0, by * 0.85 * byId('scroller').clientHeight);
 }
 
 byId('prompt-form').onsubmit = (event) => {
-  event.preventDefault();
-  send();
-};
-prompt.onkeydown = (event) => {
-  const pages = { PageUp: -1, PageDown: 1 }[event.key];
-  if (pages) {
-    event.preventDefault();
-    byId('scroller').scrollBy(0, pages * 0.85 * byId('scroller').clientHeight);
-  }
-  if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   send();
 };
@@ -244,11 +241,7 @@ typesAhead.onchange = () => {
   localStorage.setItem(TYPES_AHEAD, typesAhead.checked ? 'yes' : 'no');
   if (!typesAhead.checked) chat.typing('');
 };
-prompt.oninput = () => {
-  keepDraft();
-  fit();
-  if (typesAhead.checked) chat.typing(prompt.value);
-};
+
 function stop() {
   chat.stop();
   if (chat.running?.answer?.ended === false && client?.state !== 'open') {
@@ -257,7 +250,7 @@ function stop() {
 }
 byId('stop').onclick = () => {
   stop();
-  prompt.focus();
+  composer.focus();
 };
 
 // Everything else -------------------------------------------------------------------------------
@@ -288,7 +281,7 @@ addEventListener('keydown', (event) => {
 
 byId('skip').onclick = (event) => {
   event.preventDefault(); // the address names a conversation, and nothing else
-  prompt.focus();
+  composer.focus();
 };
 
 byId('turns').addEventListener('click', ({ target }) => {
@@ -296,5 +289,4 @@ byId('turns').addEventListener('click', ({ target }) => {
   if (code && target.classList.contains('copy')) copy(target, code.querySelector('code').textContent);
 });
 
-setPrompt(sessionStorage.getItem(DRAFT) ?? '');
 start();

@@ -26,7 +26,8 @@ export class Chat {
 
   /**
    * `events.onChange()` hears of changes of `id` and `running`, `onTurn()` of turns for the list,
-   * `onAway()` of a version that was asked for while no server is there.
+   * `onBegin(id)` of the conversation that an empty chat becomes, `onAway()` of a version that was
+   * asked for while no server is there.
    */
   constructor(events) {
     this.#events = events;
@@ -88,10 +89,11 @@ export class Chat {
     if (id) await this.#merge(id);
   }
 
-  /** Sends `text` behind the branch that is shown. */
+  /** Sends `text` behind the branch that is shown; false where that was left before it could be. */
   async send(text) {
-    if (!this.id && !(await this.#begin(text))) return;
+    if (!this.id && !(await this.#begin(text))) return false;
     this.#ask(inputOf(text), this.#tree.parentOfNext, { typed: this.#typist });
+    return true;
   }
 
   /** What stands in the prompt so far, to be read ahead; an empty text forgets what waits. */
@@ -110,6 +112,7 @@ export class Chat {
     const { id } = await this.#client.createConversation(cleanLine(text).slice(0, MAX_TITLE));
     if (opening !== this.#opening) return false;
     this.id = id;
+    this.#events.onBegin(id);
     this.#events.onTurn();
     this.#watch().catch(() => {}); // it is only about what others ask
     return true;

@@ -1,0 +1,127 @@
+// The prompt: its text, and a draft for each conversation.
+//
+// Knows: the field, its keys, sessionStorage. Does not know: conversations beyond their ids, the wire.
+// Invariant: a draft is shown only where it was typed, outlives a reload of the tab, and leaves with
+// what was sent or deleted. A text that could not be sent is not lost.
+
+import { byId } from './dom.js';
+
+const DRAFTS = 'chatrt.drafts'; // sessionStorage: by conversation, what was typed; '' is a new chat
+const PAGES = { PageUp: -1, PageDown: 1 };
+
+export class Composer {
+  #field = byId('prompt');
+  #drafts = new Map(Object.entries(stored()));
+  #place;
+
+  /** Shows the draft of `place`. `actions` are `send()`, `typed(text)`, `page(±1)`. */
+  constructor(place, actions) {
+    this.actions = actions;
+    this.#place = place;
+    this.#field.oninput = () => this.#changed();
+    this.#field.onkeydown = (event) => this.#key(event);
+    this.#put(this.#drafts.get(place) ?? '');
+  }
+
+  get text() {
+    return this.#field.value;
+  }
+
+  focus() {
+    this.#field.focus();
+  }
+
+  /** Shows the draft of a conversation, `''` for that of a new chat. */
+  show(place) {
+    if (place === this.#place) return;
+    this.#place = place;
+    this.#put(this.#drafts.get(place) ?? '');
+  }
+
+  /** What is shown belongs to `place` from now on, unless a draft is there already. */
+  move(place) {
+    const from = this.#place;
+    this.#place = place;
+    if (this.#drafts.has(place)) this.#put(this.#drafts.get(place));
+    else {
+      this.#keep(from, '');
+      this.#keep(place, this.text);
+    }
+  }
+
+  /** Takes the text out, to be sent; what is returned puts it back where nothing was typed since. */
+  take() {
+    const { text } = this;
+    const place = this.#place;
+    this.#put('');
+    return () => {
+      if (this.#drafts.has(place)) return;
+      this.#keep(place, text);
+      if (place === this.#place) this.#put(text);
+    };
+  }
+
+  /** Forgets the draft of a conversation that is gone. */
+  forget(place) {
+    this.#keep(place, '');
+    if (place === this.#place) this.#put('');
+  }
+
+  /** Forgets all drafts. */
+  clear() {
+    this.#drafts.clear();
+    this.#put('');
+  }
+
+  #put(text) {
+    this.#field.value = text;
+    this.#keep(this.#place, text);
+    this.#fit();
+  }
+
+  #changed() {
+    this.#keep(this.#place, this.text);
+    this.#fit();
+    this.actions.typed(this.text);
+  }
+
+  #keep(place, text) {
+    if (text) this.#drafts.set(place, text);
+    else this.#drafts.delete(place);
+    store(Object.fromEntries(this.#drafts));
+  }
+
+  /** As high as its text, where the style sheet cannot say so. */
+  #fit() {
+    if (CSS.supports('field-sizing', 'content')) return;
+    this.#field.style.height = 'auto';
+    this.#field.style.height = `${this.#field.scrollHeight}px`;
+  }
+
+  #key(event) {
+    if (event.key in PAGES) {
+      event.preventDefault();
+      this.actions.page(PAGES[event.key]);
+    }
+    if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    this.actions.send();
+  }
+}
+
+function stored() {
+  try {
+    return JSON.parse(sessionStorage.getItem(DRAFTS)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+function store(drafts) {
+  try {
+    if (Object.keys(drafts).length > 0) sessionStorage.setItem(DRAFTS, JSON.stringify(drafts));
+    else sessionStorage.removeItem(DRAFTS);
+  } catch {
+    // More than a browser keeps for a tab: these drafts do not outlive a reload.
+  }
+}
