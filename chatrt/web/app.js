@@ -22,7 +22,7 @@ let retry = 0;
 let isSending = false;
 let numOpened = 0;
 
-const composer = new Composer(named(), { send, typed, page });
+const composer = new Composer(named(), { send, typed, page, asked: () => chat.asked() });
 const sidebar = new Sidebar({
   open: (id) => (location.hash = id),
   deleted,

@@ -53,6 +53,11 @@ export class Chat {
     return this.#runs.has(id) || (id === this.id && this.#tree.turns.some((turn) => turn.running));
   }
 
+  /** What was asked in the branch that is shown, the newest last. */
+  asked() {
+    return this.#tree.path.map((turn) => turn.question).filter(Boolean);
+  }
+
   /** An empty chat; its conversation begins with the first message. */
   clear() {
     this.#opening += 1;

@@ -1,4 +1,4 @@
-// The prompt: its text, and a draft for each conversation.
+// The prompt: its text, a draft for each conversation, and what was sent before.
 //
 // Knows: the field, its keys, sessionStorage. Does not know: conversations beyond their ids, the wire.
 // Invariant: a draft is shown only where it was typed, outlives a reload of the tab, and leaves with
@@ -8,13 +8,19 @@ import { byId } from './dom.js';
 
 const DRAFTS = 'chatrt.drafts'; // sessionStorage: by conversation, what was typed; '' is a new chat
 const PAGES = { PageUp: -1, PageDown: 1 };
+const LINES = { ArrowUp: -1, ArrowDown: 1 };
 
 export class Composer {
   #field = byId('prompt');
   #drafts = new Map(Object.entries(stored()));
   #place;
+  #sent = []; // the newest last
+  #recalled = null; // which earlier message is shown
 
-  /** Shows the draft of `place`. `actions` are `send()`, `typed(text)`, `page(±1)`. */
+  /**
+   * Shows the draft of `place`. `actions` are `send()`, `typed(text)`, `page(±1)`, and `asked()`:
+   * the messages of the chat that is shown.
+   */
   constructor(place, actions) {
     this.actions = actions;
     this.#place = place;
@@ -53,6 +59,7 @@ export class Composer {
   take() {
     const { text } = this;
     const place = this.#place;
+    this.#sent.push(text);
     this.#put('');
     return () => {
       if (this.#drafts.has(place)) return;
@@ -67,8 +74,9 @@ export class Composer {
     if (place === this.#place) this.#put('');
   }
 
-  /** Forgets all drafts. */
+  /** Forgets all drafts, and what was sent. */
   clear() {
+    this.#sent = [];
     this.#drafts.clear();
     this.#put('');
   }
@@ -98,7 +106,36 @@ export class Composer {
     this.#field.style.height = `${this.#field.scrollHeight}px`;
   }
 
+  /**
+   * Shows the message before, or behind, the one that is shown; the last one in an empty prompt.
+   * Whether it did: not in a text of one's own, and in one of several lines only from its edge.
+   */
+  #recall(by) {
+    const { selectionStart: from, selectionEnd: to, value: text } = this.#field;
+    const isRecalled = text !== '' && text === this.#recalled?.text;
+    const beside = by < 0 ? text.slice(0, from) : text.slice(to);
+    if ((text && !isRecalled) || beside.includes('\n')) return false;
+    const messages = isRecalled ? this.#recalled.messages : this.#messages();
+    const at = (isRecalled ? this.#recalled.at : messages.length) + by;
+    if (at < 0 || at > messages.length) return false;
+    this.#put(messages[at] ?? '');
+    this.#field.setSelectionRange(this.text.length, this.text.length);
+    this.#recalled = { messages, at, text: this.text };
+    this.actions.typed(this.text);
+    return true;
+  }
+
+  /** Each message once, the newest last: those of this chat behind those of others. */
+  #messages() {
+    const newestFirst = [...this.#sent, ...this.actions.asked()].reverse();
+    return [...new Set(newestFirst)].reverse();
+  }
+
   #key(event) {
+    const isPlain = !(event.shiftKey || event.altKey || event.ctrlKey || event.metaKey);
+    if (event.key in LINES && isPlain && !event.isComposing && this.#recall(LINES[event.key])) {
+      event.preventDefault();
+    }
     if (event.key in PAGES) {
       event.preventDefault();
       this.actions.page(PAGES[event.key]);

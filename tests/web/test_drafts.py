@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from selenium.webdriver.common.keys import Keys
 
+from chatrt.errors import InvalidValue
 from tests.web.live import until
 
 if TYPE_CHECKING:
@@ -115,3 +116,48 @@ def test_a_message_of_a_chat_that_is_left_before_it_begins_is_not_lost(
     page.browser.get(address)
     page.wait_answers("You said: one")
     assert written(page) == ""
+
+
+def test_the_arrow_keys_bring_back_what_was_sent(page: Page, server: LiveServer) -> None:
+    page.open(server.url)
+    page.ask("first of all")
+    page.wait_answers("You said: first of all")
+    page.click("#new-chat")
+    page.keys("one")
+    page.shifted(Keys.ENTER)
+    page.keys("more", Keys.ENTER)
+    page.wait_answers("You said: one\nmore")
+    page.ask("two")
+    page.wait_answers("You said: one\nmore", "You said: two")
+    page.keys(Keys.DOWN)
+    assert written(page) == ""
+    shown = []
+    for key in (Keys.UP, Keys.UP, Keys.UP, Keys.UP, Keys.UP):  # the third moves to the first line
+        page.keys(key)
+        shown.append(written(page))
+    assert shown == ["two", "one\nmore", "one\nmore", "first of all", "first of all"]
+    shown = []
+    for key in (Keys.DOWN, Keys.DOWN, Keys.DOWN):
+        page.keys(key)
+        shown.append(written(page))
+    assert shown == ["one\nmore", "two", ""]
+    page.keys(Keys.UP, "!", Keys.UP, Keys.DOWN)  # a text of one's own stays
+    assert written(page) == "two!"
+    page.browser.refresh()
+    page.wait_answers("You said: one\nmore", "You said: two")
+    assert written(page) == "two!"
+    page.one("#prompt").clear()
+    page.one("#prompt").send_keys(Keys.UP)
+    assert written(page) == "two"
+    page.keys(Keys.ENTER)
+    page.wait_answers("You said: one\nmore", "You said: two", "You said: two")
+
+
+def test_what_was_refused_comes_back_in_a_new_chat(page: Page, server: LiveServer) -> None:
+    server.script.refusals["long"] = InvalidValue("too long")
+    page.open(server.url)
+    page.ask("long")
+    page.wait_text(".note.error", "too long")
+    page.click("#new-chat")
+    page.keys(Keys.UP, Keys.BACKSPACE, Keys.ENTER)
+    page.wait_answers("You said: lon")
