@@ -1,7 +1,8 @@
 """The chat: one conversation at a time, with its settings, its details and its keys.
 
 Knows: opening, leaving and renaming conversations, settings, which turn the details are about.
-Does not know: turns and branches (`BranchingFlow`), painting, what a command is called.
+Does not know: turns and branches (`LeavingFlow`, and what that builds on), painting, what a command
+is called.
 Invariant: whatever is left says so; nothing here waits for the server on the painting loop.
 """
 
@@ -18,11 +19,11 @@ from textual.widgets import TextArea
 
 from chatrt.client.messages import result_of
 from chatrt.errors import ChatrtError
-from chatrt_tui.branching import BranchingFlow
 from chatrt_tui.clean import clean_line
 from chatrt_tui.commands import as_prompt, candidates
 from chatrt_tui.details import Details
 from chatrt_tui.hints import CommandHints
+from chatrt_tui.leaving import LeavingFlow
 from chatrt_tui.prompt import Prompt
 from chatrt_tui.status import Banner, StatusLine
 from chatrt_tui.transcript import Transcript
@@ -43,7 +44,7 @@ _BESIDE_COLUMNS = 110  # from this width on details stand beside the transcript
 _COURSE_TURNS = 40
 
 
-class Chat(BranchingFlow):
+class Chat(LeavingFlow):
     """One conversation at a time, over one connection."""
 
     DEFAULT_CSS = """
@@ -190,24 +191,23 @@ class Chat(BranchingFlow):
     async def _show_old(self, row: ConversationRow, turns: Sequence[Mapping[str, Any]]) -> None:
         settings = self._conversation.settings
         self._leave()
-        here = self._conversation = Conversation(row.id, row.title)
+        returned = self._returned_to(row.id)
+        here = self._conversation = returned or Conversation(row.id, row.title)
         here.tree.merge(turns)
-        tip = here.tree.newest
+        tip = here.tree.newest if returned is None else here.tree.tip
         here.settings = replace(settings, system=here.tree.system_at(tip))
         asked = (as_prompt(turn.question) for turn in here.tree.path_to(tip))
         self.query_one(Prompt).remember(*asked)
         await self._move_to(tip)
+        self._show_running()
         self.client.watch(row.id)
         if tip.is_over:
             self._fetch_figures((tip,))
 
     def _leave(self) -> None:
-        if self._turn is not None:
-            what = "question was not sent" if self._turn.unsent else "answer was stopped"
-            self.notify(f"You left: the {what}.")
-        self.stop()
         self._give_edit_up()
-        self._turn = self._other = None
+        self._leave_turn()
+        self._other = None
         self._untold = ()
         self.client.watch(None)
         self.query_one(Prompt).allow_sending()

@@ -97,7 +97,8 @@ class Commander:
     def _chats(self, _: str) -> None:
         if not isinstance(self._app.screen, ConversationsScreen):
             here, client = self._chat.conversation.id, self._chat.client
-            screen = ConversationsScreen(client, here, folder=self._folder)
+            answering = self._chat.answering_elsewhere
+            screen = ConversationsScreen(client, here, folder=self._folder, answering=answering)
             self._app.push_screen(screen, self._open)
 
     def _open(self, row: ConversationRow | None) -> None:

@@ -72,7 +72,8 @@ def age(seconds: float) -> str:
 class ConversationsScreen(Sheet[ConversationRow | None]):
     """Lists conversations; the result is the chosen one, or None.
 
-    `current_id` is the one that is open: it is marked, and cannot be deleted.
+    `current_id` is the one that is open: it is marked, and cannot be deleted. In those of
+    `answering` an answer runs: they are listed even before they have a turn.
     """
 
     DEFAULT_CSS = """
@@ -111,8 +112,16 @@ class ConversationsScreen(Sheet[ConversationRow | None]):
         Binding("down", "move(1)", show=False, priority=True),
     ]
 
-    def __init__(self, client: ClientThread, current_id: str | None, *, folder: Path) -> None:
+    def __init__(
+        self,
+        client: ClientThread,
+        current_id: str | None,
+        *,
+        folder: Path,
+        answering: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__()
+        self._answering = answering
         self._client = client
         self._routes = client.http
         self._current_id = current_id
@@ -147,7 +156,11 @@ class ConversationsScreen(Sheet[ConversationRow | None]):
         if self.is_left:
             return
         self._listed = query
-        self._rows = [row for row in map(ConversationRow.of, rows) if row.num_turns]
+        self._rows = [
+            row
+            for row in map(ConversationRow.of, rows)
+            if row.num_turns or row.id in self._answering
+        ]
         shown = self.query_one(OptionList).highlighted or 0
         self._fill(highlighted=min(shown, len(self._rows) - 1) if told else 0)
         none_found = "Nothing found." if query else "No conversations yet."
@@ -174,7 +187,8 @@ class ConversationsScreen(Sheet[ConversationRow | None]):
     def _line(self, row: ConversationRow, width: int) -> Content:
         """Title and figures on one line of `width` cells: the title gives way."""
         turns = f"{row.num_turns} turn{'s' if row.num_turns != 1 else ''}"
-        here = " · open" if row.id == self._current_id else ""
+        is_answering = row.id in self._answering
+        here = " · open" if row.id == self._current_id else " · answering" if is_answering else ""
         figures = Content.styled(f"  {turns} · {age(time.time() - row.updated_at)}{here}", "dim")
         width_left = max(width - figures.cell_length, _SHORTEST_TITLE)
         return Content(row.title).truncate(width_left, ellipsis=True) + figures

@@ -193,6 +193,8 @@ class TurnFlow(Vertical):
 
     async def _append(self, text: str) -> None:
         growing = self._growing
+        if text and self._turn is not None:
+            self._turn.received.append(text)
         if text and growing is not None:
             await growing.append(text)
 

@@ -160,9 +160,11 @@ class TurnView(AnswerView, can_focus=False):
         self._question.show(text)
 
     async def show_answer(self) -> None:
-        """The answer of a turn that is over, as the tree has it."""
+        """The answer of a turn as the tree has it; one that runs goes on growing."""
         turn = self.turn
         await self.append(turn.answer)
+        if not turn.is_over:
+            return
         if turn.result is not None:
             await self.finish(turn.result)
         else:

@@ -86,6 +86,7 @@ class RunningTurn:
     view: TurnView
     unsent: bool  # it waits for the connection
     tip_before: Turn
+    received: list[str] = field(default_factory=list)  # its text so far, as it came
     cut_off: bool = False  # the connection was lost in mid-answer
     stopping: bool = False
 
