@@ -6,7 +6,7 @@
 // Cost: linear in the text for each level of nesting, of which there are at most eight.
 
 const DEEPEST = 8;
-const FENCE = /^( {0,3})(`{3,}|~{3,})[ \t]*([^`]*)$/;
+const FENCE = /^( {0,3})(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/; // each part can end in one place only
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
@@ -152,11 +152,23 @@ function table(lines, at) {
   );
   let end = at + 2;
   while (end < lines.length && lines[end].includes('|')) end += 1;
-  const rows = lines.slice(at + 2, end).map((line) => {
-    const row = cells(line);
-    return head.map((_, index) => row[index] ?? '');
-  });
+  const rows = filled(lines.slice(at, end), head.length);
   return { block: { type: 'table', align, head, rows }, end };
+}
+
+/**
+ * The rows below a head of `width` cells, all as wide as it: what is beyond is cut, what lacks is
+ * empty. No more cells are made up than the table has characters: short rows below a wide head
+ * would make millions.
+ */
+function filled(lines, width) {
+  let left = lines.reduce((sum, line) => sum + line.length, 0);
+  return lines.slice(2).map((line) => {
+    const row = cells(line).slice(0, width);
+    const num = Math.min(width - row.length, left);
+    left -= num;
+    return row.concat(Array(num).fill(''));
+  });
 }
 
 /** The cells of a table's row; `\|` is a bar in a cell. */

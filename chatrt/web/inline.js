@@ -7,6 +7,7 @@
 // Source: CommonMark 0.31, simplified: emphasis closes its nearest opener, links do not nest.
 
 const MOST_OPEN = 24; // marks that are open at once; more of them stay text, and nodes stay shallow
+const MOST_MISSES = 8; // places in one run of letters where an address might begin, and none does
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const ADDRESS = /https?:\/\/[^\s<>"`]+/y;
 const ANGLED = /<((?:https?:\/\/|mailto:)[^\s<>]+)>/y;
@@ -39,6 +40,7 @@ class Inline {
     this.open = []; // marks that may still be closed, each with the nodes behind it
     this.nodes = [];
     this.spans = codeSpans(text);
+    this.missed = { end: 0, count: 0 }; // the run of letters that was last taken for an address
     this.brackets = links ? bracketPairs(text, this.spans) : new Map();
   }
 
@@ -99,16 +101,31 @@ class Inline {
   }
 
   address(char) {
-    const pattern = char === '<' ? ANGLED : ADDRESS;
+    const angled = char === '<';
+    if (!angled && (WORD.test(this.text[this.pos - 1] ?? '') || this.missedOften())) return false;
+    const pattern = angled ? ANGLED : ADDRESS;
     pattern.lastIndex = this.pos;
     const found = pattern.exec(this.text);
-    if (!found || (char === 'h' && WORD.test(this.text[this.pos - 1] ?? ''))) return false;
-    const shown = char === '<' ? found[1] : withoutTail(found[0]);
+    if (!found) return false;
+    const shown = angled ? found[1] : withoutTail(found[0]);
     const href = safeHref(shown);
-    if (!href) return false;
+    if (!href) {
+      if (!angled) this.miss(pattern.lastIndex);
+      return false;
+    }
     const children = [{ type: 'text', text: shown }];
-    this.add({ type: 'link', href, children }, char === '<' ? found[0].length : shown.length);
+    this.add({ type: 'link', href, children }, angled ? found[0].length : shown.length);
     return true;
+  }
+
+  /** Each try reads to the end of the run: a run is not read again for each of its letters. */
+  missedOften() {
+    return this.pos < this.missed.end && this.missed.count >= MOST_MISSES;
+  }
+
+  miss(end) {
+    const count = this.pos < this.missed.end ? this.missed.count + 1 : 1;
+    this.missed = { end, count };
   }
 
   mark(char) {
@@ -242,15 +259,12 @@ function destination(text, start) {
 
 /** An address without the punctuation of the sentence around it. */
 function withoutTail(address) {
+  // A bracket that closes one of the address's own belongs to it.
+  let surplus = address.split(')').length - address.split('(').length;
   let end = address.length;
   while (end > 0 && TAILS.test(address[end - 1])) {
-    const balanced = address[end - 1] === ')' && closesOne(address.slice(0, end));
-    if (balanced) break;
+    if (address[end - 1] === ')' && surplus-- <= 0) break;
     end -= 1;
   }
   return address.slice(0, end);
-}
-
-function closesOne(address) {
-  return address.split('(').length >= address.split(')').length;
 }

@@ -3,11 +3,16 @@
 // Knows: the DOM, which parts of a text can still change. Does not know: chats, sockets.
 // Invariant: model text becomes text nodes, `href` of a checked link and nothing else; no markup is
 // ever parsed. A view shows the same for a text however it arrived.
-// Cost: an update touches the last block only, and of a list or a fence only what is new in it.
+// Cost: an update touches the last block only, and of a list or a fence only what is new in it. No
+// text becomes more than about `MOST_ELEMENTS`; what is behind them is shown as it was written.
 
 import { parseBlocks } from './blocks.js';
 import { parseInline } from './inline.js';
 
+const MOST_ELEMENTS = 20_000; // a page of more of them is slow to lay out, whatever is in them
+const BEGINS = /[[<\n]|https?:/g; // a link or a new line begins with one
+const PAIRED = /[*_~`]/g; // any other inline element stands between two at least
+const CODE_ELEMENTS = 6;
 const TAGS = { strong: 'strong', em: 'em', del: 'del' };
 
 /** Shows a text in `container`; `update` again and again while it grows. */
@@ -15,21 +20,39 @@ export class MarkdownView {
   #container;
   #done = 0; // characters of the text whose blocks cannot change any more
   #numDone = 0;
+  #weightDone = 0;
+  #mostElements;
   #shown = [];
 
-  constructor(container) {
+  constructor(container, { mostElements = MOST_ELEMENTS } = {}) {
     this.#container = container;
+    this.#mostElements = mostElements;
   }
 
   /** Shows `text`, which begins with all that was shown before, or is another one altogether. */
   update(text, { grows = true } = {}) {
-    if (!grows) this.#done = this.#numDone = 0;
+    if (!grows) this.#done = this.#numDone = this.#weightDone = 0;
     const tail = text.slice(this.#done);
-    const blocks = parseBlocks(tail);
+    const blocks = this.#fitting(parseBlocks(tail), tail);
     const settled = this.#shown.slice(0, this.#numDone);
     const open = this.#shown.slice(this.#numDone);
     this.#shown = [...settled, ...reconcile(this.#container, open, blocks)];
     this.#settle(tail, blocks);
+  }
+
+  /** `blocks` as far as there is room for them; the text from there on is one plain block. */
+  #fitting(blocks, tail) {
+    let left = this.#mostElements - this.#weightDone;
+    for (const [index, block] of blocks.entries()) {
+      block.weight = weightOf(block);
+      left -= block.weight;
+      if (left < 0) {
+        const source = tail.split('\n').slice(block.line).join('\n');
+        const plain = { type: 'plain', text: source, source, line: block.line, weight: 0 };
+        return [...blocks.slice(0, index), plain];
+      }
+    }
+    return blocks;
   }
 
   /** A block is settled once another one begins behind it, which the last line cannot change. */
@@ -37,13 +60,37 @@ export class MarkdownView {
     let last = blocks.length - 1;
     if (last < 1) return;
     const lines = tail.split('\n');
-    const begins = blocks[last].line + (blocks[last].type === 'table' ? 1 : 0);
+    const { type, line: first } = blocks[last];
+    const begins = first + (type === 'table' || type === 'plain' ? 1 : 0);
     if (begins >= lines.length - 1) last -= 1;
     if (last < 1) return;
     for (let line = 0; line < blocks[last].line; line += 1) this.#done += lines[line].length + 1;
     this.#numDone += last;
+    for (const { weight } of blocks.slice(0, last)) this.#weightDone += weight;
   }
 }
+
+/** How many elements a block becomes, or a few more: counted in its text, before any is made. */
+function weightOf(block) {
+  switch (block.type) {
+    case 'code':
+      return CODE_ELEMENTS;
+    case 'quote':
+    case 'item':
+      return 1 + sum(block.blocks.map(weightOf));
+    case 'list':
+      return 1 + sum(asBlocks(block.items).map(weightOf));
+    case 'table':
+      return 4 + sum([block.head, ...block.rows].map((cells) => 1 + sum(cells.map(weightOfText))));
+    default:
+      return weightOfText(block.text ?? '');
+  }
+}
+
+const count = (text, pattern) => text.match(pattern)?.length ?? 0;
+const weightOfText = (text) => 1 + count(text, BEGINS) + count(text, PAIRED) / 2;
+
+const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 /** Makes the nodes behind `shown` those of `blocks`; nodes that stay the same are left alone. */
 function reconcile(parent, shown, blocks) {
@@ -69,8 +116,8 @@ function reconcile(parent, shown, blocks) {
 /** Brings what is shown up to date in place, where more of the same came; whether it could. */
 function grown(before, block) {
   if (before.type !== block.type) return false;
-  if (block.type === 'code' && before.language === block.language) {
-    growCode(before, block);
+  if (block.type === 'plain' || (block.type === 'code' && before.language === block.language)) {
+    growText(before, block);
   } else if (block.type === 'list' && before.ordered === block.ordered) {
     if (before.start !== block.start) return false;
     before.shown = reconcile(before.node, before.shown, asBlocks(block.items));
@@ -81,7 +128,7 @@ function grown(before, block) {
   return true;
 }
 
-function growCode(before, block) {
+function growText(before, block) {
   if (block.text.startsWith(before.text)) {
     before.textNode.appendData(block.text.slice(before.text.length));
   } else {
@@ -112,6 +159,8 @@ function renderBlock(block) {
       return { node: element(`h${Math.min(block.level + 2, 6)}`, '', ...inline(block.text)) };
     case 'quote':
       return { node: element('blockquote', '', ...nodesOf(block.blocks)) };
+    case 'plain':
+      return renderPlain(block);
     case 'rule':
       return { node: element('hr') };
     case 'table':
@@ -143,6 +192,11 @@ function renderCode(block) {
   const pre = element('pre', '', element('code', '', textNode));
   pre.tabIndex = 0; // so that keys can scroll a wide one
   return { node: element('div', 'code', bar, pre), textNode };
+}
+
+function renderPlain(block) {
+  const textNode = document.createTextNode(block.text);
+  return { node: element('p', 'plain', textNode), textNode };
 }
 
 function renderTable({ align, head, rows }) {

@@ -156,6 +156,69 @@ def test_any_text_in_any_pieces_shows_what_the_whole_would(ready: Page) -> None:
     assert asynchronous(ready, script) == []
 
 
+def test_a_text_of_too_many_elements_ends_as_it_was_written(ready: Page) -> None:
+    script = """
+        const node = document.createElement('div');
+        new MarkdownView(node, {mostElements: 4}).update(given[0]);
+        return node.innerHTML;
+    """
+    told = asynchronous(ready, script, "# one\n\n- two\n- **three**\n\n*four*\nfive\n")
+    assert told == '<h3>one</h3><p class="plain">- two\n- **three**\n\n*four*\nfive\n</p>'
+
+
+def test_a_list_of_2000_items_with_marks_is_shown_whole(ready: Page) -> None:
+    text = "".join(f"- item {index} with **bold**, `code` and *more*\n" for index in range(2000))
+    script = """
+        const node = document.createElement('div');
+        new MarkdownView(node).update(given[0]);
+        return node.querySelectorAll('strong').length;
+    """
+    assert asynchronous(ready, script, text) == 2000
+
+
+def test_any_text_in_any_pieces_ends_plain_at_the_same_place(ready: Page) -> None:
+    script = """
+        const bits = ['a', '\\n', '\\n\\n', '- ', '> ', '# ', '```', '*', '`', 'a|b', '|-|-', '|',
+          '---'];
+        const shown = (node) => node.innerHTML;
+        let seed = 11;
+        const below = (n) => (seed = (seed * 1103515245 + 12345) % 2147483648) % n;
+        for (let run = 0; run < 300; run += 1) {
+          const [node, other] = [0, 0].map(() => document.createElement('div'));
+          const view = new MarkdownView(node, {mostElements: 12});
+          let text = '';
+          for (let piece = 0; piece < 40; piece += 1) {
+            for (let n = below(3); n >= 0; n -= 1) text += bits[below(bits.length)];
+            view.update(text);
+          }
+          new MarkdownView(other, {mostElements: 12}).update(text);
+          if (shown(node) !== shown(other)) return [text, shown(node), shown(other)];
+          const made = [...node.querySelectorAll('*')].filter((one) => one.className !== 'plain');
+          if (made.length > 12) return [text, made.length];
+        }
+        return [];
+    """
+    assert asynchronous(ready, script) == []
+
+
+def test_a_table_of_700_columns_and_700_short_rows_hangs_the_page(ready: Page) -> None:
+    text = "a|" * 700 + "\n" + "-|" * 700 + "\n" + "|\n" * 700
+    script = """
+        const node = document.createElement('div');
+        new MarkdownView(node, {mostElements: Infinity}).update(given[0]);
+        return [node.querySelectorAll('th').length, node.querySelectorAll('tr').length,
+          node.querySelectorAll('*').length];
+    """
+    columns, rows, elements = asynchronous(ready, script, text)
+    assert (columns, rows) == (700, 701)
+    assert elements < 2 * len(text)  # every row filled would make 491,493
+
+
+def test_an_address_that_is_none_leaves_the_next_one_a_link(ready: Page) -> None:
+    told = asynchronous(ready, "return whole(given[0])", "http://[ and http://[https://a.example/b")
+    assert 'href="https://a.example/b"' in told
+
+
 def test_another_text_takes_the_place_of_the_first(ready: Page) -> None:
     script = """
         const node = document.createElement('div');
@@ -184,16 +247,30 @@ def test_nodes_that_are_done_are_left_alone_and_a_fence_grows_as_text(ready: Pag
     assert asynchronous(ready, script) == [True, True, True, True, "first\nsecond", "end"]
 
 
-@pytest.mark.parametrize(
-    "unit",
-    ["*a ", "**a", "_a _", "[", "[a](", "![[](", "](", "`", "`a``", "~~", "> ", "- ", "1. a\n",
-     "<", "http://a", "|", "a|b\n", "\\", "#", "# #", "```\n", "- a\n\n", "(", "[x](https://a "],
+UNITS = (
+    "*a ", "**a", "_a _", "[", "[a](", "![[](", "](", "`", "`a``", "~~", "> ", "- ", "1. a\n",
+    "<", "http://a", "|", "a|b\n", "\\", "#", "# #", "```\n", "- a\n\n", "(", "[x](https://a ",
+    "http://[", "http://%", "ahttp://a", "[a](http://[)", "https://.", "a)", "* ", "~~~\n````\n",
 )  # fmt: skip
-def test_no_text_takes_long_however_hostile(ready: Page, unit: str) -> None:
+# A beginning, what is repeated behind it, and an end that may make it all mean something else.
+AROUND = (
+    ("http://a", ")", ""), ("http://a", "()", ".)"), ("", "~", "`"), ("```", " ", "`"),
+    ("~~~", " ", "`"), ("", "`", "\na"), ("[a](http://b", " ", ")"), ("[a](http://b '", "c", ")"),
+    ("[a]", "(", ")"), ("<http://", "a", ""), ("# a", "#", "x"), ("", "* ", "x"), ("-", "\t", "a"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "unit", "end"), [*(("", unit, "") for unit in UNITS), *AROUND])
+def test_no_text_takes_long_however_hostile(ready: Page, start: str, unit: str, end: str) -> None:
     script = """
+        const {parseInline} = await import('/inline.js');
+        const [start, unit, end] = given;
+        const text = start + unit.repeat(Math.ceil(100000 / unit.length)) + end;
         const startMs = performance.now();
-        whole(given[0].repeat(Math.ceil(100000 / given[0].length)));
-        return performance.now() - startMs;
+        whole(text);
+        const shownMs = performance.now();
+        parseInline(text); // the page may show so much as it was written
+        return Math.max(shownMs - startMs, performance.now() - shownMs);
     """
-    took_ms = asynchronous(ready, script, unit)
+    took_ms = asynchronous(ready, script, start, unit, end)
     assert took_ms < 1500 * time_scale()  # quadratic work would take a minute
