@@ -2,7 +2,7 @@
 //
 // Knows: which events are text, which one is the last. Does not know: sockets, lanes.
 // Invariant: an event is taken once, by its number; the iterator ends behind the terminal event.
-// Cost: events wait in memory until their iterator is read.
+// Cost: an answer keeps its events as long as it is kept itself.
 
 /** Events behind which nothing follows. */
 export const TERMINAL = new Set([
@@ -45,13 +45,12 @@ export const refusal = (body, status) =>
     param: body?.param ?? null,
   });
 
-/** One answer: an async iterator of its events, which ends behind the terminal one. */
+/** One answer: an async iterable of its events; each reader gets all, the terminal one last. */
 export class Answer {
   #client;
   #events = [];
-  #wake = () => {};
+  #waiting = []; // readers that have read all
   #settle;
-  #abandoned = false;
 
   constructor(client, request, id = null) {
     this.#client = client;
@@ -85,16 +84,11 @@ export class Answer {
   }
 
   async *[Symbol.asyncIterator]() {
-    try {
-      while (true) {
-        while (this.#events.length > 0) yield this.#events.shift();
-        if (this.error) throw this.error;
-        if (this.response) return;
-        await new Promise((resolve) => (this.#wake = resolve));
-      }
-    } finally {
-      this.#abandoned = true;
-      this.#events.length = 0;
+    for (let next = 0; ; ) {
+      while (next < this.#events.length) yield this.#events[next++];
+      if (this.error) throw this.error;
+      if (this.response) return;
+      await new Promise((resolve) => this.#waiting.push(resolve));
     }
   }
 
@@ -108,7 +102,7 @@ export class Answer {
       this.firstMs ??= performance.now();
       this.text += event.delta;
     }
-    if (!this.#abandoned) this.#events.push(event);
+    this.#events.push(event);
     if (TERMINAL.has(event.type)) {
       this.response = event.response;
       this.#settle.resolve(event.response);
@@ -121,5 +115,11 @@ export class Answer {
     this.error = error;
     this.#settle.reject(error);
     this.#wake();
+  }
+
+  #wake() {
+    const waiting = this.#waiting;
+    this.#waiting = [];
+    for (const wake of waiting) wake();
   }
 }

@@ -120,7 +120,7 @@ export class ChatrtError extends Error {
   readonly param: string | null;
 }
 
-/** One answer: an async iterator of its events, for one reader, ending behind the last one. */
+/** One answer: an async iterable of its events; each reader gets all, and ends behind the last. */
 export interface Answer extends AsyncIterable<ResponseEvent> {
   readonly id: string | null;
   /** All text so far. */

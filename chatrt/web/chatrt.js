@@ -4,7 +4,7 @@
 // Does not know: the page, Markdown, where a key is kept.
 // Invariant: an answer's deltas are its text, in order, each once, over any number of connections.
 // The key goes out in a header or a subprotocol, never in an address.
-// Cost: events wait in memory until their iterator is read. No dependencies; browsers and Node 22.
+// Cost: an answer keeps its events, for any reader. No dependencies; browsers and Node 22.
 
 import { Answer, ChatrtError, DELTA, FAULTS, TERMINAL, refusal } from './answer.js';
 import { HttpRoutes, addresses } from './http.js';
