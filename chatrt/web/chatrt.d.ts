@@ -141,6 +141,7 @@ export interface Answer extends AsyncIterable<ResponseEvent> {
 /** Sends what a person types once they pause: the newest text only. */
 export interface Typist {
   type(request: ResponseRequest): void;
+  /** Forgets it, and takes no room on the connection any more until something is typed again. */
   drop(): void;
 }
 

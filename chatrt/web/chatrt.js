@@ -100,16 +100,10 @@ export class Client {
   }
 
   typeAhead() {
-    return new Typist(this);
-  }
-
-  /** For a typist: sends a partial; false while there is no connection or no lane for it. */
-  sendPartial(typist, request) {
-    if (this.#socket?.readyState !== OPEN) return false;
-    typist.lane ??= this.#free.pop() ?? null;
-    if (typist.lane === null) return false;
-    this.#lanes.set(typist.lane, typist);
-    return this.#write(partialOf(request, typist.lane));
+    return new Typist({
+      send: (typist, request) => this.#sendPartial(typist, request),
+      leave: (typist) => this.#release(typist),
+    });
   }
 
   /** Answers of a conversation that others began, or that ran before: `onAnswer(answer)` for each. */
@@ -290,12 +284,21 @@ export class Client {
   #pump() {
     while (this.#queue.length > 0 && this.#socket?.readyState === OPEN) {
       const [answer] = this.#queue;
-      answer.lane ??= this.#free.pop() ?? null;
+      answer.lane ??= this.#free.pop() ?? this.#laneOfTypist();
       if (answer.lane === null) return;
       this.#queue.shift();
       this.#lanes.set(answer.lane, answer);
       if (answer.id !== null) this.#resume(answer);
-      else this.#write({ ...answer.request, type: 'response.create', stream_id: answer.lane });
+      else this.#create(answer);
+    }
+  }
+
+  #create(answer) {
+    try {
+      this.#write({ ...answer.request, type: 'response.create', stream_id: answer.lane });
+    } catch (error) {
+      this.#release(answer); // it is no JSON
+      answer.fail(error);
     }
   }
 
@@ -310,10 +313,25 @@ export class Client {
     if (answer.cancelAsked) this.#write({ type: 'response.cancel', response_id: answer.id });
   }
 
-  #release(answer) {
-    if (answer.lane === null || this.#lanes.get(answer.lane) !== answer) return;
-    this.#lanes.delete(answer.lane);
-    this.#free.push(answer.lane);
+  /** Whoever only types gives way to a question. */
+  #laneOfTypist() {
+    const holders = [...this.#lanes.values()];
+    return holders.find((holder) => holder instanceof Typist)?.hand() ?? null;
+  }
+
+  /** Sends a partial; false while there is no connection or no lane for it. */
+  #sendPartial(typist, request) {
+    if (this.#socket?.readyState !== OPEN) return false;
+    typist.lane ??= this.#free.pop() ?? null;
+    if (typist.lane === null) return false;
+    this.#lanes.set(typist.lane, typist);
+    return this.#write(partialOf(request, typist.lane));
+  }
+
+  #release(holder) {
+    if (holder.lane === null || this.#lanes.get(holder.lane) !== holder) return;
+    this.#lanes.delete(holder.lane);
+    this.#free.push(holder.lane);
     this.#pump();
   }
 

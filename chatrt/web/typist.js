@@ -35,7 +35,9 @@ export class Typist {
   #timer = 0;
   #sinceMs = 0;
   #settled = null;
+  #leaves = false; // as soon as the server is done with what was sent
 
+  /** `client` has `send(typist, request)`, whether a partial went out, and `leave(typist)`. */
   constructor(client) {
     this.#client = client;
     this.lane = null;
@@ -44,6 +46,7 @@ export class Typist {
   /** The request as it stands so far; nothing of it is stored or answered. */
   type(request) {
     const key = JSON.stringify(request);
+    this.#leaves = false;
     this.#stopTimer();
     if (key === this.#sent || key.length > MOST_TYPED_CHARS) {
       this.#waiting = null;
@@ -59,16 +62,18 @@ export class Typist {
     }, atMs - nowMs);
   }
 
-  /** Forgets what was not sent yet. */
+  /** Forgets what was not sent yet, and leaves the lane to others. */
   drop() {
-    this.#stopTimer();
-    this.#waiting = null;
+    this.#forget();
+    if (this.#settled) this.#leaves = true;
+    else this.#leave();
   }
 
   /** For the client: the lane that the question goes out on, which is the answer's from now on. */
   hand() {
-    this.drop();
+    this.#forget();
     this.#sent = '';
+    this.#leaves = false;
     this.settle();
     const { lane } = this;
     this.lane = null;
@@ -80,6 +85,19 @@ export class Typist {
     const settled = this.#settled;
     this.#settled = null;
     if (settled) settled();
+    if (this.#leaves) this.#leave();
+  }
+
+  #forget() {
+    this.#stopTimer();
+    this.#waiting = null;
+  }
+
+  #leave() {
+    this.#leaves = false;
+    this.#sent = '';
+    this.#client.leave(this);
+    this.lane = null;
   }
 
   #stopTimer() {
@@ -91,7 +109,7 @@ export class Typist {
     // While the timer runs, newer text is on its way.
     while (this.#waiting && !this.#settled && this.#timer === 0) {
       const { request, key } = this.#waiting;
-      if (!this.#client.sendPartial(this, request)) return this.drop();
+      if (!this.#client.send(this, request)) return this.drop();
       this.#waiting = null;
       this.#sent = key;
       const patience = new Promise((resolve) => (this.#settled = resolve));
