@@ -45,6 +45,17 @@ export const refusal = (body, status) =>
     param: body?.param ?? null,
   });
 
+/** Calls a listener. What it throws is told as an uncaught error, and keeps nothing here undone. */
+export function callBack(listener, ...given) {
+  try {
+    listener?.(...given);
+  } catch (error) {
+    queueMicrotask(() => {
+      throw error;
+    });
+  }
+}
+
 /** One answer: an async iterable of its events; each reader gets all, the terminal one last. */
 export class Answer {
   #client;

@@ -10,6 +10,12 @@ export interface ConnectOptions {
   /** In place of the global ones, for Node before 22. */
   WebSocket?: new (url: string, protocols?: string[]) => WebSocket;
   fetch?: typeof fetch;
+  /**
+   * When a connection is given up, in milliseconds: one that does not open within `openMs`
+   * (15,000); one that, while something is waited for, is silent for `quietMs` (15,000) and then
+   * does not answer a question within `replyMs` (10,000).
+   */
+  patience?: { openMs?: number; quietMs?: number; replyMs?: number };
 }
 
 export type ClientState = 'connecting' | 'open' | 'reconnecting' | 'closed';
@@ -168,7 +174,10 @@ export class Client {
   response(id: string): Promise<ChatResponse>;
   deleteConversation(id: string): Promise<unknown>;
   deleteResponse(id: string): Promise<unknown>;
-  /** Ends the pause before the next try to reconnect. */
+  /**
+   * Ends the pause before the next try to reconnect; asks an open connection whether it still is
+   * one. For the moments when a machine wakes up, or is on a network again.
+   */
   retryNow(): void;
   close(): void;
 }

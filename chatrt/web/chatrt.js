@@ -1,23 +1,20 @@
 // A client for a chatrt server: answers as async iterators, over one socket that mends itself.
 //
-// Knows: the wire (docs/protocol.md), lanes, when to reconnect and where to go on.
+// Knows: the wire (docs/protocol.md), lanes, where to go on.
 // Does not know: the page, Markdown, where a key is kept.
 // Invariant: an answer's deltas are its text, in order, each once, over any number of connections.
 // The key goes out in a header or a subprotocol, never in an address.
 // Cost: an answer keeps its events, for any reader. No dependencies; browsers and Node 22.
 
 import { Answer, ChatrtError, DELTA, FAULTS, TERMINAL, refusal } from './answer.js';
+import { Connection } from './connection.js';
 import { HttpRoutes, addresses } from './http.js';
 import { Typist, isOfPartial, partialOf } from './typist.js';
 
 export { ChatrtError };
 
 const NUM_LANES = 16; // as many answers run at once on one connection; further ones wait
-const FIRST_RETRY_MS = 200;
-const LONGEST_RETRY_MS = 8000;
 const LOADING_MS = 1000; // between two looks at a server that has just begun again
-const FATAL = new Set([401, 403]); // a refusal that trying again does not change
-const OPEN = 1;
 
 /** A connected client. Rejects where the server cannot be reached, or refuses the key. */
 export async function connect(options = {}) {
@@ -28,39 +25,39 @@ export async function connect(options = {}) {
 
 /** One server. `ready` settles once the first connection stands, or cannot be had. */
 export class Client {
-  #options;
-  #urls;
   #http;
-  #socket = null;
-  #state = 'connecting';
-  #attempt = 0;
-  #retry = 0;
+  #connection;
   #free = Array.from({ length: NUM_LANES }, (_, index) => `lane-${NUM_LANES - 1 - index}`);
   #lanes = new Map(); // lane → Answer | Typist
   #queue = []; // answers that wait for a lane or for a connection
   #asked = new Map(); // stream_id → the settlers of a request
   #watches = new Map(); // stream_id → { id, onAnswer, answers }
   #numAsked = 0;
-  #opened;
 
   constructor(options = {}) {
-    this.#options = options;
-    this.#urls = addresses(options.url);
-    this.#http = new HttpRoutes(this.#urls.http, options);
-    this.ready = new Promise((resolve, reject) => (this.#opened = { resolve, reject }));
+    const urls = addresses(options.url);
+    this.#http = new HttpRoutes(urls.http, options);
+    this.#connection = new Connection(urls.socket, this.#http, options, {
+      stands: () => this.#stands(),
+      lost: () => this.#lost(),
+      take: (event) => this.#route(event),
+      ended: (error) => this.#ended(error),
+      waits: () => this.#waits(),
+    });
+    this.ready = this.#connection.ready.then(() => this);
     this.ready.catch(() => {});
-    this.#open();
+    this.#connection.open();
   }
 
   /** 'connecting', 'open', 'reconnecting' or 'closed'; `onState` hears of each change. */
   get state() {
-    return this.#state;
+    return this.#connection.state;
   }
 
   /** Begins a turn: the fields of `response.create`. `typed` is what was typed of it ahead. */
   stream(request, { typed = null } = {}) {
     const answer = new Answer(this, typeof request === 'string' ? { input: request } : request);
-    if (this.#state === 'closed') {
+    if (this.state === 'closed') {
       answer.fail(FAULTS.closed());
       return answer;
     }
@@ -80,6 +77,10 @@ export class Client {
   resume(responseId, afterSequenceNumber = -1) {
     const answer = new Answer(this, null, responseId);
     answer.lastSequenceNumber = afterSequenceNumber;
+    if (this.state === 'closed') {
+      answer.fail(FAULTS.closed());
+      return answer;
+    }
     this.#queue.push(answer);
     this.#pump();
     return answer;
@@ -160,46 +161,19 @@ export class Client {
     return this.#http.call('DELETE', `/responses/${encodeURIComponent(id)}`);
   }
 
-  /** Tries to reconnect now instead of at the end of the pause. */
+  /** Tries to reconnect now instead of at the end of the pause, or asks whether it has to. */
   retryNow() {
-    if (this.#state === 'reconnecting' && !this.#socket) this.#open();
+    this.#connection.retryNow();
   }
 
   /** Ends the connection; what runs ends with `closed`, and on the server after its grace. */
   close() {
-    this.#end(FAULTS.closed());
+    this.#connection.end(FAULTS.closed());
   }
 
   // The connection ------------------------------------------------------------------------------
 
-  #open() {
-    clearTimeout(this.#retry);
-    const { apiKey, WebSocket: Socket = globalThis.WebSocket } = this.#options;
-    if (!Socket) return this.#end(FAULTS.noWebSocket());
-    const offered = ['realtime', ...(apiKey ? [`openai-insecure-api-key.${apiKey}`] : [])];
-    let socket;
-    try {
-      socket = new Socket(this.#urls.socket, offered);
-    } catch {
-      this.#end(new ChatrtError('this cannot be an API key', { code: 'invalid_api_key' }));
-      return;
-    }
-    this.#socket = socket;
-    socket.onopen = () => this.#stands();
-    socket.onmessage = ({ data }) => this.#route(JSON.parse(data));
-    socket.onclose = () => {
-      if (this.#socket === socket) this.#lost();
-    };
-    // A close follows, but not in every Node where the socket never opened.
-    socket.onerror = () => {
-      if (socket.readyState !== OPEN) socket.onclose();
-    };
-  }
-
   #stands() {
-    this.#attempt = 0;
-    this.#setState('open');
-    this.#opened.resolve(this);
     for (const answer of new Set(this.#lanes.values())) {
       if (answer instanceof Answer && answer.id !== null) this.#resume(answer);
     }
@@ -209,9 +183,7 @@ export class Client {
     }
   }
 
-  async #lost() {
-    this.#socket = null;
-    const wasOpen = this.#state === 'open';
+  #lost() {
     const lost = FAULTS.connectionLost();
     for (const { reject } of this.#asked.values()) reject(lost);
     this.#asked.clear();
@@ -229,33 +201,9 @@ export class Client {
       for (const answer of watch.answers.values()) this.#queue.unshift(answer);
       watch.answers.clear();
     }
-    if (!wasOpen) {
-      const error = await this.#why();
-      if (this.#state === 'closed') return;
-      if (FATAL.has(error.status) || this.#state === 'connecting') return this.#end(error);
-    }
-    const delayMs = Math.min(FIRST_RETRY_MS * 2 ** this.#attempt++, LONGEST_RETRY_MS);
-    const retryMs = delayMs * (0.5 + Math.random() / 2); // not all clients in the same moment
-    this.#retry = setTimeout(() => this.#open(), retryMs);
-    this.#setState('reconnecting', { retryMs });
   }
 
-  /** Why no socket opened, which browsers do not tell: what the server says to a plain request. */
-  async #why() {
-    try {
-      await this.models();
-    } catch (error) {
-      return error;
-    }
-    return new ChatrtError('the server takes no WebSocket here', { code: 'server_unavailable' });
-  }
-
-  #end(error) {
-    clearTimeout(this.#retry);
-    const socket = this.#socket;
-    this.#socket = null;
-    socket?.close();
-    this.#opened.reject(error);
+  #ended(error) {
     for (const { reject } of this.#asked.values()) reject(error);
     for (const holder of [...this.#lanes.values(), ...this.#queue]) {
       if (holder instanceof Answer) holder.fail(error);
@@ -264,25 +212,19 @@ export class Client {
     for (const { answers } of this.#watches.values()) answers.forEach((one) => one.fail(error));
     for (const kept of [this.#asked, this.#lanes, this.#watches]) kept.clear();
     this.#queue.length = 0;
-    this.#setState('closed', { error });
   }
 
-  #setState(state, details = {}) {
-    if (state === this.#state && state !== 'reconnecting') return;
-    this.#state = state;
-    this.#options.onState?.(state, details);
-  }
-
-  #write(message) {
-    if (this.#socket?.readyState !== OPEN) return false;
-    this.#socket.send(JSON.stringify(message));
-    return true;
+  /** Whether anything has to come: a silence then may be that of a connection that is none. */
+  #waits() {
+    const runs = [...this.#lanes.values()].some((holder) => holder instanceof Answer);
+    const arrives = [...this.#watches.values()].some(({ answers }) => answers.size > 0);
+    return runs || arrives || this.#asked.size > 0;
   }
 
   // Answers -------------------------------------------------------------------------------------
 
   #pump() {
-    while (this.#queue.length > 0 && this.#socket?.readyState === OPEN) {
+    while (this.#queue.length > 0 && this.#connection.isOpen) {
       const [answer] = this.#queue;
       answer.lane ??= this.#free.pop() ?? this.#laneOfTypist();
       if (answer.lane === null) return;
@@ -321,7 +263,7 @@ export class Client {
 
   /** Sends a partial; false while there is no connection or no lane for it. */
   #sendPartial(typist, request) {
-    if (this.#socket?.readyState !== OPEN) return false;
+    if (!this.#connection.isOpen) return false;
     typist.lane ??= this.#free.pop() ?? null;
     if (typist.lane === null) return false;
     this.#lanes.set(typist.lane, typist);
@@ -383,7 +325,7 @@ export class Client {
   #resumeLater(answer) {
     answer.lane = null;
     setTimeout(() => {
-      if (this.#state === 'closed') return answer.fail(FAULTS.closed());
+      if (this.state === 'closed') return answer.fail(FAULTS.closed());
       this.#queue.push(answer);
       this.#pump();
     }, LOADING_MS);
@@ -406,10 +348,14 @@ export class Client {
     }
   }
 
+  #write(message) {
+    return this.#connection.send(message);
+  }
+
   #ask(message, lane = `ask-${this.#numAsked++}`) {
     return new Promise((resolve, reject) => {
       if (this.#write({ ...message, stream_id: lane })) this.#asked.set(lane, { resolve, reject });
-      else reject(FAULTS.connectionLost());
+      else reject(this.state === 'closed' ? FAULTS.closed() : FAULTS.connectionLost());
     });
   }
 }

@@ -33,8 +33,8 @@ export class HttpRoutes {
     this.#fetch = fetch ?? globalThis.fetch.bind(globalThis);
   }
 
-  /** The JSON that answers `method` at `path`, which stands behind `/v1`. */
-  async call(method, path) {
+  /** The JSON that answers `method` at `path`, behind `/v1`; `signal` ends the wait. */
+  async call(method, path, signal) {
     const headers = this.#apiKey ? { Authorization: `Bearer ${this.#apiKey}` } : {};
     let reply;
     try {
@@ -43,6 +43,7 @@ export class HttpRoutes {
         headers,
         credentials: 'omit',
         cache: 'no-store',
+        signal,
       });
     } catch {
       throw new ChatrtError(`no server answers at ${this.#base}`, { code: 'server_unavailable' });
