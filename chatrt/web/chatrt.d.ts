@@ -163,7 +163,11 @@ export class Client {
   resume(responseId: string, afterSequenceNumber?: number): Answer;
   cancel(answer: Answer): void;
   typeAhead(): Typist;
-  /** Answers that others begin in a conversation; resolves with what ends the watch. */
+  /**
+   * Answers that others begin in a conversation, and those that run, for any number of listeners.
+   * Resolves, once the server agreed, with what ends the watch: answers that were begun are still
+   * told to their end. Rejects where the server refuses; a lost connection ends no watch.
+   */
   watch(conversationId: string, onAnswer: (answer: Answer) => void): Promise<() => void>;
   createConversation(title?: string): Promise<Conversation>;
   renameConversation(id: string, title: string): Promise<Conversation>;

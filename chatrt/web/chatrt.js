@@ -10,6 +10,7 @@ import { Answer, ChatrtError, DELTA, FAULTS, TERMINAL, refusal } from './answer.
 import { Connection } from './connection.js';
 import { HttpRoutes, addresses } from './http.js';
 import { Typist, isOfPartial, partialOf } from './typist.js';
+import { Watches } from './watches.js';
 
 export { ChatrtError };
 
@@ -31,7 +32,7 @@ export class Client {
   #lanes = new Map(); // lane → Answer | Typist
   #queue = []; // answers that wait for a lane or for a connection
   #asked = new Map(); // stream_id → the settlers of a request
-  #watches = new Map(); // stream_id → { id, onAnswer, answers }
+  #watches = new Watches(this, (...message) => this.#ask(...message));
   #numAsked = 0;
 
   constructor(options = {}) {
@@ -107,19 +108,10 @@ export class Client {
     });
   }
 
-  /** Answers of a conversation that others began, or that ran before: `onAnswer(answer)` for each. */
+  /** Answers of a conversation that others began, or that run: `onAnswer(answer)` for each. */
   async watch(conversationId, onAnswer) {
-    const lane = `watch-${this.#numAsked++}`;
-    const watch = { id: conversationId, onAnswer, answers: new Map() };
-    const replied = this.#ask({ type: 'chatrt.conversation.subscribe', id: conversationId }, lane);
-    this.#watches.set(lane, watch);
-    try {
-      await replied;
-    } catch (error) {
-      this.#watches.delete(lane);
-      throw error;
-    }
-    return () => this.#watches.delete(lane);
+    if (this.state === 'closed') throw FAULTS.closed();
+    return this.#watches.add(conversationId, onAnswer);
   }
 
   async createConversation(title) {
@@ -178,9 +170,7 @@ export class Client {
       if (answer instanceof Answer && answer.id !== null) this.#resume(answer);
     }
     this.#pump(); // first resumed, then subscribed: what is received already is not sent twice
-    for (const [lane, { id }] of this.#watches) {
-      this.#ask({ type: 'chatrt.conversation.subscribe', id }, lane).catch(() => {});
-    }
+    this.#watches.stands();
   }
 
   #lost() {
@@ -196,11 +186,8 @@ export class Client {
         holder.fail(lost); // the server drops what it could not tell us the name of
       }
     }
-    for (const watch of this.#watches.values()) {
-      // What was only watched goes on as a response of ours, behind what was seen of it.
-      for (const answer of watch.answers.values()) this.#queue.unshift(answer);
-      watch.answers.clear();
-    }
+    // What was only watched goes on as a response of ours, behind what was seen of it.
+    this.#queue.unshift(...this.#watches.lost());
   }
 
   #ended(error) {
@@ -209,16 +196,15 @@ export class Client {
       if (holder instanceof Answer) holder.fail(error);
       else holder.hand();
     }
-    for (const { answers } of this.#watches.values()) answers.forEach((one) => one.fail(error));
-    for (const kept of [this.#asked, this.#lanes, this.#watches]) kept.clear();
+    this.#watches.end(error);
+    for (const kept of [this.#asked, this.#lanes]) kept.clear();
     this.#queue.length = 0;
   }
 
   /** Whether anything has to come: a silence then may be that of a connection that is none. */
   #waits() {
     const runs = [...this.#lanes.values()].some((holder) => holder instanceof Answer);
-    const arrives = [...this.#watches.values()].some(({ answers }) => answers.size > 0);
-    return runs || arrives || this.#asked.size > 0;
+    return runs || this.#asked.size > 0 || this.#watches.isArriving;
   }
 
   // Answers -------------------------------------------------------------------------------------
@@ -286,8 +272,7 @@ export class Client {
       else asked.resolve(event);
       return;
     }
-    const watch = this.#watches.get(lane);
-    if (watch) return this.#watched(watch, event);
+    if (this.#watches.take(event)) return;
     const holder = this.#lanes.get(lane);
     if (holder instanceof Typist || (holder && isOfPartial(event))) {
       // A question overtakes the partial before it: told apart by the mark, never by the order.
@@ -298,19 +283,6 @@ export class Client {
     if (TERMINAL.has(event.type)) this.#release(holder);
     if (event.type === 'error') this.#refused(holder, event);
     else holder.take(event);
-  }
-
-  #watched(watch, event) {
-    const id = event.response?.id ?? event.response_id;
-    if (!id) return;
-    let answer = watch.answers.get(id);
-    if (!answer && event.type === 'response.created') {
-      answer = new Answer(this, null, id);
-      watch.answers.set(id, answer);
-      watch.onAnswer(answer);
-    }
-    answer?.take(event);
-    if (TERMINAL.has(event.type)) watch.answers.delete(id);
   }
 
   #refused(answer, event) {
