@@ -14,6 +14,7 @@ from tests.chatrt_tui.driving import app_at, has_answered, prompt_text, say, unt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from textual.pilot import Pilot
 
@@ -40,8 +41,11 @@ def numbered(message: dict[str, Any]) -> ScriptedAnswer:
 
 
 @pytest.fixture
-async def three_turns() -> AsyncIterator[tuple[ChatApp, Pilot[None], ScriptedServer]]:
+async def three_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[ChatApp, Pilot[None], ScriptedServer]]:
     """Three turns that were answered; the last but one is selected."""
+    monkeypatch.chdir(tmp_path)  # what is exported goes there
     async with ScriptedServer(numbered) as server, app_at(server.url) as (app, pilot):
         for text in ("one", "two", "three"):
             await say(pilot, text)
