@@ -10,26 +10,29 @@ import { Composer } from './composer.js';
 import { announce, byId } from './dom.js';
 import { HttpRoutes, addresses } from './http.js';
 import { Sidebar } from './sidebar.js';
+import { Store } from './storage.js';
 import { copy } from './turn-view.js';
 
-const KEY = 'chatrt.key'; // sessionStorage: gone with the tab
-const TYPES_AHEAD = 'chatrt.types-ahead'; // localStorage: a choice, no secret
+const KEY = 'chatrt.key'; // in the tab: gone with it
+const TYPES_AHEAD = 'chatrt.types-ahead'; // in the browser: a choice, no secret
 const RETRY_MS = 1500;
 
+const tab = new Store(() => sessionStorage);
+const choices = new Store(() => localStorage);
 const banner = byId('banner');
 let client = null;
 let retry = 0;
 let isSending = false;
 let numOpened = 0;
 
-const composer = new Composer(named(), { send, typed, page, asked: () => chat.asked() });
+const composer = new Composer(named(), tab, { send, typed, page, asked: () => chat.asked() });
 const sidebar = new Sidebar({
   open: (id) => (location.hash = id),
   deleted,
   failed: (error) => tellAbove(error.message),
   runs: (id) => chat.runs(id),
 });
-const chat = new Chat({
+const chat = new Chat(tab, {
   onBegin: (id) => composer.move(id),
   onAway: () => tellBelow('The server is away: nothing was sent.'),
   onChange: showState,
@@ -62,7 +65,7 @@ function tellNoMore() {
 /** Connects as soon as the server can; asks for a key where it needs one. */
 async function start() {
   clearTimeout(retry);
-  const apiKey = sessionStorage.getItem(KEY);
+  const apiKey = tab.get(KEY);
   try {
     // Asked before a socket is opened: browsers do not say why one was refused.
     const { data } = await new HttpRoutes(addresses().http, { apiKey }).call('GET', '/models');
@@ -110,7 +113,7 @@ function onState(state, { retryMs }) {
 }
 
 function askForKey(wrong) {
-  sessionStorage.removeItem(KEY);
+  tab.set(KEY, null);
   byId('app').hidden = true;
   byId('sign-in').hidden = false;
   byId('key-error').textContent = wrong ? 'The server does not take this key.' : '';
@@ -123,7 +126,7 @@ byId('key-form').onsubmit = (event) => {
   const key = byId('key').value.trim();
   byId('key').value = '';
   if (!key) return;
-  sessionStorage.setItem(KEY, key);
+  tab.set(KEY, key);
   start();
 };
 
@@ -131,7 +134,7 @@ function signOut({ wrong = false } = {}) {
   const left = client;
   client = null;
   left?.close();
-  sessionStorage.clear();
+  tab.clear();
   byId('announcer').replaceChildren();
   tellBelow('');
   composer.clear();
@@ -236,9 +239,9 @@ byId('prompt-form').onsubmit = (event) => {
   send();
 };
 const typesAhead = byId('types-ahead');
-typesAhead.checked = localStorage.getItem(TYPES_AHEAD) !== 'no';
+typesAhead.checked = choices.get(TYPES_AHEAD) !== 'no';
 typesAhead.onchange = () => {
-  localStorage.setItem(TYPES_AHEAD, typesAhead.checked ? 'yes' : 'no');
+  choices.set(TYPES_AHEAD, typesAhead.checked ? 'yes' : 'no');
   if (!typesAhead.checked) chat.typing('');
 };
 

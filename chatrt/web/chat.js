@@ -11,11 +11,12 @@ import { ending } from './figures.js';
 import { Transcript } from './transcript.js';
 import { Tree, Turn, inputOf } from './tree.js';
 
-const RUNNING = 'chatrt.running'; // sessionStorage: by conversation, the answer this tab waits for
+const RUNNING = 'chatrt.running'; // in the tab: by conversation, the answer it waits for
 const MAX_TITLE = 60;
 
 export class Chat {
   #client = null;
+  #tab;
   #events;
   #tree = new Tree();
   #transcript;
@@ -27,9 +28,10 @@ export class Chat {
   /**
    * `events.onChange()` hears of changes of `id` and `running`, `onTurn()` of turns for the list,
    * `onBegin(id)` of the conversation that an empty chat becomes, `onAway()` of a version that was
-   * asked for while no server is there.
+   * asked for while no server is there. `tab` keeps what outlives a reload.
    */
-  constructor(events) {
+  constructor(tab, events) {
+    this.#tab = tab;
     this.#events = events;
     this.id = null;
     this.running = null;
@@ -164,7 +166,7 @@ export class Chat {
 
   /** Goes on with the answer that this tab waited for when it was reloaded. */
   #goOn() {
-    const { id, parent, input } = stored()[this.id] ?? {};
+    const { id, parent, input } = this.#tab.getObject(RUNNING)[this.id] ?? {};
     if (!id || this.#tree.find(id)) return;
     const turn = new Turn({ id, input, parent: this.#tree.find(parent) });
     this.#run(this.#tree.add(turn), this.#client.resume(id));
@@ -178,9 +180,9 @@ export class Chat {
     this.#runs.set(conversation, turn);
     this.#show();
     await this.#stream(turn, () => {
-      store(conversation, { id: turn.id, input: turn.input, parent: turn.parent?.id });
+      this.#keep(conversation, { id: turn.id, input: turn.input, parent: turn.parent?.id });
     });
-    store(conversation, undefined);
+    this.#keep(conversation, null);
     this.#runs.delete(conversation);
     if (this.running === turn) this.running = null;
     this.#events.onTurn();
@@ -244,6 +246,13 @@ export class Chat {
     this.#show();
   }
 
+  /** Keeps which turn of ours runs in a conversation: `{id, input, parent}`, null for none. */
+  #keep(conversation, running) {
+    const all = { ...this.#tab.getObject(RUNNING), [conversation]: running };
+    if (running === null) delete all[conversation];
+    this.#tab.setObject(RUNNING, all);
+  }
+
   #show() {
     this.#transcript.show(this.#tree);
     this.#events.onChange(this);
@@ -261,19 +270,4 @@ function tell(turn) {
   const stopped = turn.status === 'cancelled' ? 'Stopped. ' : '';
   const failed = turn.status === 'failed' ? ending(turn.figures ?? turn) : '';
   announce(failed || `${stopped}Answer: ${turn.text}`);
-}
-
-function stored() {
-  try {
-    return JSON.parse(sessionStorage.getItem(RUNNING)) ?? {};
-  } catch {
-    return {};
-  }
-}
-
-function store(conversation, running) {
-  const all = { ...stored(), [conversation]: running };
-  if (running === undefined) delete all[conversation];
-  if (Object.keys(all).length > 0) sessionStorage.setItem(RUNNING, JSON.stringify(all));
-  else sessionStorage.removeItem(RUNNING);
 }

@@ -1,18 +1,19 @@
 // The prompt: its text, a draft for each conversation, and what was sent before.
 //
-// Knows: the field, its keys, sessionStorage. Does not know: conversations beyond their ids, the wire.
+// Knows: the field, its keys, the tab's storage. Does not know: conversations beyond their ids, the wire.
 // Invariant: a draft is shown only where it was typed, outlives a reload of the tab, and leaves with
 // what was sent or deleted. A text that could not be sent is not lost.
 
 import { byId } from './dom.js';
 
-const DRAFTS = 'chatrt.drafts'; // sessionStorage: by conversation, what was typed; '' is a new chat
+const DRAFTS = 'chatrt.drafts'; // in the tab: by conversation, what was typed; '' is a new chat
 const PAGES = { PageUp: -1, PageDown: 1 };
 const LINES = { ArrowUp: -1, ArrowDown: 1 };
 
 export class Composer {
   #field = byId('prompt');
-  #drafts = new Map(Object.entries(stored()));
+  #tab;
+  #drafts;
   #place;
   #sent = []; // the newest last
   #recalled = null; // which earlier message is shown
@@ -21,8 +22,10 @@ export class Composer {
    * Shows the draft of `place`. `actions` are `send()`, `typed(text)`, `page(±1)`, and `asked()`:
    * the messages of the chat that is shown.
    */
-  constructor(place, actions) {
+  constructor(place, tab, actions) {
     this.actions = actions;
+    this.#tab = tab;
+    this.#drafts = new Map(Object.entries(tab.getObject(DRAFTS)));
     this.#place = place;
     this.#field.oninput = () => this.#changed();
     this.#field.onkeydown = (event) => this.#key(event);
@@ -96,7 +99,7 @@ export class Composer {
   #keep(place, text) {
     if (text) this.#drafts.set(place, text);
     else this.#drafts.delete(place);
-    store(Object.fromEntries(this.#drafts));
+    this.#tab.setObject(DRAFTS, Object.fromEntries(this.#drafts));
   }
 
   /** As high as its text, where the style sheet cannot say so. */
@@ -143,22 +146,5 @@ export class Composer {
     if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     this.actions.send();
-  }
-}
-
-function stored() {
-  try {
-    return JSON.parse(sessionStorage.getItem(DRAFTS)) ?? {};
-  } catch {
-    return {};
-  }
-}
-
-function store(drafts) {
-  try {
-    if (Object.keys(drafts).length > 0) sessionStorage.setItem(DRAFTS, JSON.stringify(drafts));
-    else sessionStorage.removeItem(DRAFTS);
-  } catch {
-    // More than a browser keeps for a tab: these drafts do not outlive a reload.
   }
 }

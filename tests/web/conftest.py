@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from selenium import webdriver
@@ -36,8 +37,8 @@ def _no_browser(sentence: str) -> NoReturn:
     pytest.skip(sentence)
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Chrome]:
+@contextlib.contextmanager
+def chromium(preferences: dict[str, Any] | None = None) -> Iterator[Chrome]:
     """Debian's Chromium, without a window."""
     found = [shutil.which(name) for name in ("chromium", "chromedriver")]
     if None in found:
@@ -46,11 +47,21 @@ def browser() -> Iterator[Chrome]:
     options.binary_location = str(found[0])
     for flag in _FLAGS:
         options.add_argument(flag)
+    options.add_experimental_option("prefs", preferences or {})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(str(found[1])))
     driver.set_script_timeout(60)
-    yield driver
-    driver.quit()
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Chrome]:
+    """The browser of all tests that need no settings of their own."""
+    with chromium() as driver:
+        yield driver
 
 
 @pytest.fixture

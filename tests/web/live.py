@@ -186,6 +186,15 @@ class Proxy:
 
         self._loop.run(work)
 
+    def stall(self) -> None:
+        """Carry nothing more in either direction over the connections that stand, until `cut`."""
+
+        def work() -> None:
+            for writer in self._writers:
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+        self._loop.run(work)
+
     def accept(self) -> None:
         """Let connections in again."""
         self._refuses = False
