@@ -215,12 +215,13 @@ async function send() {
   if (client?.state !== 'open') return tellBelow('The server is away: your text stays here.');
   isSending = true;
   tellNoMore();
-  const putBack = composer.take();
+  const { isAsked, putBack } = composer.take();
   try {
-    if (!(await chat.send(text))) putBack();
+    if (await chat.send(text)) isAsked();
+    else putBack();
   } catch (error) {
     putBack();
-    tellAbove(error.message);
+    if (client?.state === 'open') tellAbove(error.message); // else it is told already
   } finally {
     isSending = false;
   }

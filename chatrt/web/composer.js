@@ -7,6 +7,7 @@
 import { byId } from './dom.js';
 
 const DRAFTS = 'chatrt.drafts'; // in the tab: by conversation, what was typed; '' is a new chat
+const SENT = 'chatrt.sent'; // in the tab: the same, of what is on its way and that nobody holds yet
 const PAGES = { PageUp: -1, PageDown: 1 };
 const LINES = { ArrowUp: -1, ArrowDown: 1 };
 
@@ -30,6 +31,8 @@ export class Composer {
     this.#field.oninput = () => this.#changed();
     this.#field.onkeydown = (event) => this.#key(event);
     this.#put(this.#drafts.get(place) ?? '');
+    for (const [from, text] of Object.entries(tab.getObject(SENT))) this.giveBack(from, text);
+    tab.setObject(SENT, {});
   }
 
   get text() {
@@ -58,17 +61,28 @@ export class Composer {
     }
   }
 
-  /** Takes the text out, to be sent; what is returned puts it back where nothing was typed since. */
+  /** Takes the text out, to be sent. Until it `isAsked()` or is `putBack()` it outlives a reload. */
   take() {
     const { text } = this;
     const place = this.#place;
     this.#sent.push(text);
     this.#put('');
-    return () => {
-      if (this.#drafts.has(place)) return;
-      this.#keep(place, text);
-      if (place === this.#place) this.#put(text);
+    this.#tab.setObject(SENT, { [place]: text });
+    const isAsked = () => this.#tab.setObject(SENT, {});
+    const putBack = () => {
+      if (this.#tab.get(SENT) === null) return; // signed out, which forgets everything
+      isAsked();
+      this.giveBack(place, text);
     };
+    return { isAsked, putBack };
+  }
+
+  /** Puts a text that was not asked into the draft of `place`, before what was typed there since. */
+  giveBack(place, text) {
+    const since = this.#drafts.get(place);
+    const whole = since ? `${text}\n\n${since}` : text;
+    if (place === this.#place) this.#put(whole);
+    else this.#keep(place, whole);
   }
 
   /** Forgets the draft of a conversation that is gone. */
