@@ -23,7 +23,6 @@ const banner = byId('banner');
 let client = null;
 let retry = 0;
 let isSending = false;
-let numOpened = 0;
 
 const composer = new Composer(named(), tab, { send, typed, page, asked: () => chat.asked() });
 const sidebar = new Sidebar({
@@ -98,7 +97,8 @@ function onState(state, { retryMs }) {
     tellAbove('');
     tellBelow('');
     sidebar.refresh();
-    chat.catchUp();
+    if (chat.wanted) openNamed();
+    else chat.catchUp();
   }
   if (state === 'reconnecting') {
     const seconds = Math.max(1, Math.round(retryMs / 1000));
@@ -161,28 +161,30 @@ function named() {
 /** Opens the conversation that the address names. */
 async function openNamed() {
   const id = named();
-  const opening = ++numOpened;
-  if (!client || id === (chat.id ?? '')) return;
+  if (!client) return;
+  if (id === (chat.id ?? '')) return chat.stay();
   closeDrawer();
   tellNoMore();
   if (!id) return chat.clear();
   try {
     await chat.open(id);
   } catch (error) {
-    if (opening !== numOpened) return; // another one was asked for meanwhile
-    const isGone = error.status === 404;
-    history.replaceState(null, '', location.pathname);
-    if (isGone && !chat.id) composer.move(''); // what was typed before one could know
-    chat.clear();
-    const gone = 'There is no such conversation, or no longer.';
-    if (isGone) tellAbove(gone, { action: newChat, label: 'New chat' });
-    else tellAbove(error.message);
+    if (error.status === 404) tellGone();
+    else if (client?.state === 'open') tellAbove(error.message);
+    // Else it is told already; the conversation is opened once there is a connection again.
   }
 }
 addEventListener('hashchange', openNamed);
 
+function tellGone() {
+  history.replaceState(null, '', location.pathname);
+  if (!chat.id) composer.move(''); // what was typed before one could know
+  chat.clear();
+  const offer = { action: newChat, label: 'New chat' };
+  tellAbove('There is no such conversation, or no longer.', offer);
+}
+
 function newChat() {
-  numOpened += 1;
   history.pushState(null, '', location.pathname);
   tellNoMore();
   chat.clear();
@@ -196,12 +198,13 @@ function deleted(id) {
   composer.forget(id);
 }
 
-function showState({ id, running: turn } = chat) {
+function showState({ id, wanted, running: turn } = chat) {
   const running = turn !== null;
   byId('stop').hidden = !running;
   byId('send').hidden = running;
   byId('send').disabled = client?.state !== 'open';
-  if (id && named() !== id) history.replaceState(null, '', `#${id}`);
+  const address = wanted ?? id;
+  if (address && named() !== address) history.replaceState(null, '', `#${address}`);
   composer.show(id ?? named());
   byId('turns').classList.toggle('busy', running);
   sidebar.mark(id);

@@ -13,6 +13,8 @@ import { Tree, Turn, inputOf } from './tree.js';
 
 const RUNNING = 'chatrt.running'; // in the tab: by conversation, the answer it waits for
 const MAX_TITLE = 60;
+const PATIENCE_MS = 250; // a socket that is silent keeps nobody from what HTTP brings
+const UNWATCHED = { stop() {} };
 
 export class Chat {
   #client = null;
@@ -21,7 +23,7 @@ export class Chat {
   #tree = new Tree();
   #transcript;
   #typist = null;
-  #stopWatch = () => {};
+  #watching = UNWATCHED;
   #opening = 0;
   #runs = new Map(); // by conversation: our turn that runs in it, shown or not
 
@@ -34,6 +36,7 @@ export class Chat {
     this.#tab = tab;
     this.#events = events;
     this.id = null;
+    this.wanted = null; // what was asked for and could not be fetched so far
     this.running = null;
     this.#transcript = new Transcript({
       edit: (turn, text) => this.#branch(turn, text),
@@ -63,9 +66,10 @@ export class Chat {
   /** An empty chat; its conversation begins with the first message. */
   clear() {
     this.#opening += 1;
-    this.#stopWatch();
-    this.#stopWatch = () => {};
+    this.#watching.stop();
+    this.#watching = UNWATCHED;
     this.id = null;
+    this.wanted = null;
     this.running = null;
     this.#typist?.drop();
     this.#tree = new Tree();
@@ -73,27 +77,50 @@ export class Chat {
     this.#transcript.toEnd();
   }
 
-  /** Shows a conversation, and goes on with what runs in it. Rejects where there is none. */
+  /** What is shown stays, whatever was to be opened instead. */
+  stay() {
+    if (this.wanted === null) return;
+    this.#opening += 1;
+    this.wanted = null;
+  }
+
+  /**
+   * Shows a conversation, and goes on with what runs in it. Rejects where it cannot be had, unless
+   * something else was asked for meanwhile; what was shown stays then, and `wanted` names it.
+   */
   async open(id) {
     const opening = ++this.#opening;
-    const run = this.#runs.get(id); // it may end while the turns are fetched
-    const listed = await this.#client.turns(id);
+    const client = this.#client;
+    this.wanted = id;
+    // First resumed, then watched: what is received already is not sent twice. First watched, then
+    // listed: what ends in between is in either.
+    const run = this.#runs.get(id) ?? this.#resume(id); // it may end while the turns are fetched
+    const watched = this.#watch(id);
+    const isListed = await within(PATIENCE_MS, watched);
+    const { listed, error } = await client.turns(id).then(
+      (listed) => ({ listed }),
+      (error) => ({ error }),
+    );
+    if (opening !== this.#opening || error) watched.then(({ stop }) => stop());
     if (opening !== this.#opening) return; // another one was opened meanwhile
+    if (error) throw error;
     this.clear();
     this.id = id;
-    const ended = listed.filter((turn) => turn.status !== 'in_progress');
-    this.#tree = Tree.of(ended);
+    this.#tree = Tree.of(listed.filter((turn) => turn.status !== 'in_progress'));
     this.#show();
     this.#transcript.toEnd();
-    if (run) this.#rejoin(run);
-    else this.#goOn();
-    await this.#watch().catch(() => {}); // it is only about what others ask
+    const ours = run ?? this.#runs.get(id); // or it has begun meanwhile
+    if (ours) this.#rejoin(ours);
+    this.#follow(watched, { isListed });
   }
 
   /** Brings in what happened in the conversation while nobody told us. */
   async catchUp() {
     const { id } = this;
-    if (id) await this.#merge(id);
+    if (!id) return;
+    this.#watching.stop();
+    await null; // behind the client, which asks for the rest of what was watched as its own first
+    if (this.id === id) await this.#follow(this.#watch(id), { isListed: false });
   }
 
   /** Sends `text` behind the branch that is shown; false where that was left before it could be. */
@@ -121,14 +148,15 @@ export class Chat {
     this.id = id;
     this.#events.onBegin(id);
     this.#events.onTurn();
-    this.#watch().catch(() => {}); // it is only about what others ask
+    this.#follow(this.#watch(id), { isListed: true });
     return true;
   }
 
   #ask(input, parent, { typed = null, extra = {} } = {}) {
+    this.wanted = null; // who goes on here is no longer waiting to be elsewhere
     const turn = this.#tree.add(new Turn({ input, parent }));
     const request = requestFor(input, parent, this.id, extra);
-    this.#run(turn, this.#client.stream(request, { typed }));
+    this.#run(this.id, turn, this.#client.stream(request, { typed }));
     this.#transcript.toEnd();
     return turn;
   }
@@ -164,20 +192,21 @@ export class Chat {
     this.#show();
   }
 
-  /** Goes on with the answer that this tab waited for when it was reloaded. */
-  #goOn() {
-    const { id, parent, input } = this.#tab.getObject(RUNNING)[this.id] ?? {};
-    if (!id || this.#tree.find(id)) return;
-    const turn = new Turn({ id, input, parent: this.#tree.find(parent) });
-    this.#run(this.#tree.add(turn), this.#client.resume(id));
+  /** Goes on with the turn that this tab waited for when it was reloaded; null for none. */
+  #resume(conversation) {
+    const { id, parent, input } = this.#tab.getObject(RUNNING)[conversation] ?? {};
+    if (!id) return null;
+    const turn = new Turn({ id, input, parent: parent ? { id: parent } : null });
+    this.#run(conversation, turn, this.#client.resume(id));
     this.#events.onTurn();
+    return turn;
   }
 
-  async #run(turn, answer) {
-    const { id: conversation } = this;
+  /** Follows our turn in a conversation, shown or not, from its question to its end. */
+  async #run(conversation, turn, answer) {
     turn.answer = answer;
-    this.running = turn;
     this.#runs.set(conversation, turn);
+    if (this.id === conversation) this.running = turn;
     this.#show();
     await this.#stream(turn, () => {
       this.#keep(conversation, { id: turn.id, input: turn.input, parent: turn.parent?.id });
@@ -215,11 +244,27 @@ export class Chat {
     this.#transcript.view(turn)?.paint();
   }
 
-  async #watch() {
+  /** What others ask in a conversation from now on; kept until it is followed. */
+  async #watch(id) {
+    const watch = { told: [], take: (answer) => watch.told.push(answer), stop: () => {} };
+    try {
+      watch.stop = await this.#client.watch(id, (answer) => watch.take(answer));
+    } catch {
+      // It is only about what others ask; with the next connection it is tried again.
+    }
+    return watch;
+  }
+
+  /** Joins what is asked where we are, once that is told; `isListed`: the list is no older. */
+  async #follow(watched, { isListed }) {
     const { id } = this;
-    const stop = await this.#client.watch(id, (answer) => this.#joined(id, answer));
-    if (this.id === id) this.#stopWatch = stop;
-    else stop();
+    const watch = await watched;
+    if (this.id !== id) return watch.stop();
+    this.#watching.stop();
+    this.#watching = watch;
+    watch.take = (answer) => this.#joined(id, answer);
+    watch.told.splice(0).forEach((answer) => watch.take(answer));
+    if (!isListed) await this.#merge(id);
   }
 
   /** An answer that somebody else began in this conversation, or this tab before its reload. */
@@ -264,6 +309,12 @@ function requestFor(input, parent, conversation, extra = {}) {
   if (parent) return { input, previous_response_id: parent.id, chatrt: extra };
   if (!conversation) return { input, chatrt: extra }; // half-typed: a first message of any chat
   return { input, conversation, chatrt: { ...extra, new_branch: true } };
+}
+
+/** Whether `promised` is there in that time. */
+function within(patienceMs, promised) {
+  const late = new Promise((resolve) => setTimeout(() => resolve(false), patienceMs));
+  return Promise.race([promised.then(() => true), late]);
 }
 
 function tell(turn) {
