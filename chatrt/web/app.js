@@ -34,6 +34,7 @@ const sidebar = new Sidebar({
 const chat = new Chat(tab, {
   onBegin: (id) => composer.move(id),
   onAway: () => tellBelow('The server is away: nothing was sent.'),
+  onLost,
   onChange: showState,
   onTurn: () => sidebar.refresh(),
 });
@@ -175,6 +176,11 @@ async function openNamed() {
   }
 }
 addEventListener('hashchange', openNamed);
+
+function onLost(id, text) {
+  composer.giveBack(id, text);
+  tellAbove('The server does not have your last message: it is in the prompt again.');
+}
 
 function tellGone() {
   history.replaceState(null, '', location.pathname);

@@ -11,8 +11,9 @@ import { ending } from './figures.js';
 import { Transcript } from './transcript.js';
 import { Tree, Turn, inputOf } from './tree.js';
 
-const RUNNING = 'chatrt.running'; // in the tab: by conversation, the answer it waits for
+const RUNNING = 'chatrt.running'; // in the tab: by conversation, what was asked and has not ended
 const MAX_TITLE = 60;
+const LOST = 'response_lost'; // the error of an answer that the server does not know any more
 const PATIENCE_MS = 250; // a socket that is silent keeps nobody from what HTTP brings
 const UNWATCHED = { stop() {} };
 
@@ -30,7 +31,8 @@ export class Chat {
   /**
    * `events.onChange()` hears of changes of `id` and `running`, `onTurn()` of turns for the list,
    * `onBegin(id)` of the conversation that an empty chat becomes, `onAway()` of a version that was
-   * asked for while no server is there. `tab` keeps what outlives a reload.
+   * asked for while no server is there, `onLost(id, text)` of a question that the server does not
+   * have. `tab` keeps what outlives a reload.
    */
   constructor(tab, events) {
     this.#tab = tab;
@@ -110,7 +112,8 @@ export class Chat {
     this.#show();
     this.#transcript.toEnd();
     const ours = run ?? this.#runs.get(id); // or it has begun meanwhile
-    if (ours) this.#rejoin(ours);
+    if (ours && !ours.error) this.#rejoin(ours);
+    else this.#settle(id, Tree.of(listed).turns);
     this.#follow(watched, { isListed });
   }
 
@@ -197,9 +200,30 @@ export class Chat {
     const { id, parent, input } = this.#tab.getObject(RUNNING)[conversation] ?? {};
     if (!id) return null;
     const turn = new Turn({ id, input, parent: parent ? { id: parent } : null });
-    this.#run(conversation, turn, this.#client.resume(id));
+    this.#run(conversation, turn, this.#client.resume(id)).then(() => {
+      if (turn.error?.code === LOST) this.#giveBack(conversation, turn);
+    });
     this.#events.onTurn();
     return turn;
+  }
+
+  /** What was asked here and got no name is among the turns that the server lists, or is given back. */
+  #settle(conversation, turns) {
+    const { parent = null, input = null } = this.#tab.getObject(RUNNING)[conversation] ?? {};
+    const lost = new Turn({ input });
+    if (!input) return;
+    const isSame = (turn) => turn.question === lost.question && (turn.parent?.id ?? null) === parent;
+    if (turns.some(isSame)) this.#keep(conversation, null);
+    else this.#giveBack(conversation, lost);
+  }
+
+  #giveBack(conversation, turn) {
+    this.#keep(conversation, null);
+    if (this.id === conversation) {
+      this.#tree.drop(turn);
+      this.#show();
+    }
+    this.#events.onLost(conversation, turn.question);
   }
 
   /** Follows our turn in a conversation, shown or not, from its question to its end. */
@@ -208,10 +232,12 @@ export class Chat {
     this.#runs.set(conversation, turn);
     if (this.id === conversation) this.running = turn;
     this.#show();
-    await this.#stream(turn, () => {
+    const keep = () => {
       this.#keep(conversation, { id: turn.id, input: turn.input, parent: turn.parent?.id });
-    });
-    this.#keep(conversation, null);
+    };
+    keep();
+    await this.#stream(turn, keep);
+    if (turn.status !== 'failed') this.#keep(conversation, null); // else no history holds it
     this.#runs.delete(conversation);
     if (this.running === turn) this.running = null;
     this.#events.onTurn();

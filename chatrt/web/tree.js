@@ -80,6 +80,12 @@ export class Tree {
     return turn;
   }
 
+  /** Takes out a turn that nothing follows. */
+  drop(turn) {
+    this.turns = this.turns.filter((other) => other !== turn);
+    if (this.tip === turn) this.tip = turn.parent;
+  }
+
   /** Takes over what a server lists and is not known here; the turns that changed. */
   merge(listed) {
     const changed = [];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -298,3 +299,71 @@ def test_a_turn_that_ends_while_a_conversation_is_fetched_is_shown_and_followed(
         page.ask("next")
         page.wait_answers("You said: one", "one two three", "You said: next")
         assert server.asked("next").parent_id == count.log.response_id
+
+
+def test_a_question_that_no_server_received_is_in_the_prompt_again_after_a_reload(
+    page: Page, server: LiveServer, proxy: Proxy
+) -> None:
+    page.open(proxy.url)
+    page.ask("hello")
+    page.wait_answers("You said: hello")
+    proxy.stall()
+    page.ask("precious")
+    until(page.is_running, "a question on its way")
+    page.one("#prompt").send_keys("and more")
+    proxy.cut()
+    page.wait_text(".note.error", "connection was lost")
+    assert page.questions() == ["hello", "precious"]
+    page.wait_usable()
+    page.browser.refresh()
+    page.wait_answers("You said: hello")
+    until(lambda: prompt(page) == "precious\n\nand more", "what was not asked")
+    assert "does not have your last message" in banner(page)
+    page.browser.refresh()
+    page.wait_answers("You said: hello")
+    assert prompt(page) == "precious\n\nand more"
+    page.keys("\ue007")
+    page.wait_answers("You said: hello", "You said: precious\n\nand more")
+    assert page.run("return sessionStorage.length") == 0
+
+
+def test_a_question_that_was_received_before_the_connection_was_lost_is_not_given_back(
+    page: Page, server: LiveServer, proxy: Proxy
+) -> None:
+    page.open(proxy.url)
+    page.ask("hello")
+    page.wait_answers("You said: hello")
+    page.ask("precious")
+    page.wait_answers("You said: hello", "You said: precious")
+    hello = server.asked("hello").log.response_id
+    content = [{"type": "message", "role": "user", "content": "precious"}]
+    conversation = page.run("return location.hash.slice(1)")
+    unnamed = {conversation: {"id": None, "input": content, "parent": hello}}
+    page.run("sessionStorage.setItem('chatrt.running', arguments[0])", json.dumps(unnamed))
+    page.browser.refresh()  # as it was kept when the page had not heard of it yet
+    page.wait_answers("You said: hello", "You said: precious")
+    until(lambda: page.run("return sessionStorage.length") == 0, "nothing that is kept")
+    assert prompt(page) == ""
+
+
+def test_a_question_whose_answer_a_killed_server_lost_is_in_the_prompt_again_after_a_reload(
+    page: Page, server: LiveServer
+) -> None:
+    server.script.answers["count"] = ["one ", "two ", "three"]
+    server.script.holds["count"] = 1
+    page.open(server.url)
+    page.ask("hello")
+    page.wait_answers("You said: hello")
+    page.ask("count")
+    until(lambda: page.answers()[1:] == ["one"], "an answer that runs")
+    lost = server.asked("count")
+    server.forget(lost)
+    page.browser.refresh()
+    until(lambda: prompt(page) == "count", "the question")
+    page.wait_answers("You said: hello")
+    assert "does not have your last message" in banner(page)
+    assert not page.is_running()
+    server.go_on(lost)
+    del server.script.holds["count"]
+    page.keys("\ue007")
+    page.wait_answers("You said: hello", "one two three")
