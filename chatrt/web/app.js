@@ -35,6 +35,7 @@ const chat = new Chat(tab, {
   onBegin: (id) => composer.move(id),
   onAway: () => tellBelow('The server is away: nothing was sent.'),
   onLost,
+  onGone,
   onChange: showState,
   onTurn: () => sidebar.refresh(),
 });
@@ -180,6 +181,13 @@ addEventListener('hashchange', openNamed);
 function onLost(id, text) {
   composer.giveBack(id, text);
   tellAbove('The server does not have your last message: it is in the prompt again.');
+}
+
+function onGone(id, text) {
+  if (named() === id) history.replaceState(null, '', location.pathname);
+  composer.leave(id, text);
+  showState();
+  tellAbove('The conversation was deleted elsewhere: your message is the draft of a new chat.');
 }
 
 function tellGone() {

@@ -32,7 +32,7 @@ export class Chat {
    * `events.onChange()` hears of changes of `id` and `running`, `onTurn()` of turns for the list,
    * `onBegin(id)` of the conversation that an empty chat becomes, `onAway()` of a version that was
    * asked for while no server is there, `onLost(id, text)` of a question that the server does not
-   * have. `tab` keeps what outlives a reload.
+   * have, `onGone(id, text)` of one in a conversation that was deleted elsewhere. `tab` keeps what outlives a reload.
    */
   constructor(tab, events) {
     this.#tab = tab;
@@ -241,9 +241,19 @@ export class Chat {
     this.#runs.delete(conversation);
     if (this.running === turn) this.running = null;
     this.#events.onTurn();
+    if (turn.error?.status === 404 && (await this.#isGone(conversation))) {
+      this.#keep(conversation, null);
+      if (this.id === conversation) this.clear();
+      return this.#events.onGone(conversation, turn.question);
+    }
     if (this.id !== conversation) return;
     this.#show();
     tell(turn);
+  }
+
+  async #isGone(conversation) {
+    const error = await this.#client?.turns(conversation).then(() => null, (refused) => refused);
+    return error?.status === 404;
   }
 
   /** Follows an answer to its end; `onBegun` is called once it has an id. */

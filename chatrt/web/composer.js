@@ -91,6 +91,13 @@ export class Composer {
     if (place === this.#place) this.#put('');
   }
 
+  /** A conversation is gone: what was asked, and what was typed there, is a draft of a new chat. */
+  leave(place, asked) {
+    const draft = this.#drafts.get(place);
+    this.forget(place);
+    this.giveBack('', draft ? `${asked}\n\n${draft}` : asked);
+  }
+
   /** Forgets all drafts, and what was sent. */
   clear() {
     this.#sent = [];

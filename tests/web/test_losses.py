@@ -7,11 +7,13 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from chatrt.client import ChatClient, ResponseRequest
 from tests.web.conftest import KEY, chromium
 from tests.web.live import Proxy, until
 from tests.web.page import Page
+from tests.web.test_edges import rows
 from tests.web.test_safety import sign_in
 
 if TYPE_CHECKING:
@@ -322,7 +324,7 @@ def test_a_question_that_no_server_received_is_in_the_prompt_again_after_a_reloa
     page.browser.refresh()
     page.wait_answers("You said: hello")
     assert prompt(page) == "precious\n\nand more"
-    page.keys("\ue007")
+    page.keys(Keys.ENTER)
     page.wait_answers("You said: hello", "You said: precious\n\nand more")
     assert page.run("return sessionStorage.length") == 0
 
@@ -365,5 +367,32 @@ def test_a_question_whose_answer_a_killed_server_lost_is_in_the_prompt_again_aft
     assert not page.is_running()
     server.go_on(lost)
     del server.script.holds["count"]
-    page.keys("\ue007")
+    page.keys(Keys.ENTER)
     page.wait_answers("You said: hello", "one two three")
+
+
+@pytest.mark.parametrize("how", ["message", "edit"])
+def test_a_message_to_a_conversation_deleted_elsewhere_begins_a_new_chat(
+    page: Page, loop: LoopThread, server: LiveServer, how: str
+) -> None:
+    page.open(server.url)
+    page.ask("one")
+    page.wait_answers("You said: one")
+    page.ask("two")
+    page.wait_answers("You said: one", "You said: two")
+    with another_client(loop, server) as client:
+        loop.call(client.http.delete_conversation(page.run("return location.hash.slice(1)")))
+    if how == "message":
+        page.ask("precious")
+    else:
+        page.click(".edit")
+        page.one(".editor").send_keys(Keys.CONTROL + "a")
+        page.one(".editor").send_keys("precious" + Keys.ENTER)
+    until(lambda: prompt(page) == "precious", "the message")
+    assert "deleted elsewhere" in banner(page)
+    assert page.questions() == []
+    assert page.run("return location.hash") == ""
+    page.one("#prompt").send_keys(Keys.ENTER)
+    page.wait_answers("You said: precious")
+    assert banner(page) == ""
+    until(lambda: rows(page) == ["precious"], "its conversation in the list")
