@@ -110,7 +110,7 @@ function onState(state, { retryMs }) {
       label,
     });
   }
-  if (state === 'closed' && client) signOut({ wrong: true });
+  if (state === 'closed' && client) leave({ wrong: true });
   showState();
 }
 
@@ -132,18 +132,23 @@ byId('key-form').onsubmit = (event) => {
   start();
 };
 
-function signOut({ wrong = false } = {}) {
+function signOut() {
+  leave({ wrong: false });
+  tab.clear();
+  composer.clear();
+  history.replaceState(null, '', location.pathname);
+}
+
+/** Asks for a key; what was typed, and where, is there for whoever has one again. */
+function leave({ wrong }) {
   const left = client;
   client = null;
   left?.close();
-  tab.clear();
   byId('announcer').replaceChildren();
   tellBelow('');
-  composer.clear();
   chat.clear();
   chat.use(null);
   sidebar.use(null);
-  history.replaceState(null, '', location.pathname);
   askForKey(wrong);
 }
 byId('sign-out').onclick = () => signOut();

@@ -316,6 +316,7 @@ export class Chat {
     this.#events.onTurn();
     await this.#stream(turn, () => {});
     this.#events.onTurn();
+    if (this.id !== conversation) return;
     await this.#merge(conversation); // what was asked is known once the turn is stored
     if (this.id === conversation) tell(turn);
   }

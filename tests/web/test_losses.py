@@ -11,7 +11,7 @@ from selenium.webdriver.common.keys import Keys
 
 from chatrt.client import ChatClient, ResponseRequest
 from tests.web.conftest import KEY, chromium
-from tests.web.live import Proxy, until
+from tests.web.live import LiveServer, Proxy, until
 from tests.web.page import Page
 from tests.web.test_edges import rows
 from tests.web.test_safety import sign_in
@@ -19,7 +19,7 @@ from tests.web.test_safety import sign_in
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.web.live import LiveServer, LoopThread
+    from tests.web.live import LoopThread
 
 FILL = """
     for (const size of [2 ** 20, 2 ** 10, 1]) {
@@ -186,9 +186,11 @@ def slow_http(page: Page) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def another_client(loop: LoopThread, server: LiveServer) -> Iterator[ChatClient]:
+def another_client(
+    loop: LoopThread, server: LiveServer, key: str | None = None
+) -> Iterator[ChatClient]:
     """A connected client beside the page."""
-    client = loop.call(ChatClient.connect(f"ws://127.0.0.1:{server.port}"))
+    client = loop.call(ChatClient.connect(f"ws://127.0.0.1:{server.port}", api_key=key))
     yield client
     loop.call(client.close())
 
@@ -396,3 +398,50 @@ def test_a_message_to_a_conversation_deleted_elsewhere_begins_a_new_chat(
     page.wait_answers("You said: precious")
     assert banner(page) == ""
     until(lambda: rows(page) == ["precious"], "its conversation in the list")
+
+
+def test_a_key_that_is_taken_back_takes_no_half_typed_message_with_it(
+    page: Page, loop: LoopThread, keyed_server: LiveServer
+) -> None:
+    another = LiveServer(loop, api_keys=("another-key",))
+    proxy = Proxy(loop, keyed_server.port)
+    try:
+        page.browser.get(proxy.url)
+        sign_in(page, KEY)
+        page.wait_usable()
+        page.ask("hello")
+        page.wait_answers("You said: hello")
+        page.one("#prompt").send_keys("a long half-typed letter")
+        proxy.target_port = another.port
+        proxy.cut()
+        page.wait_text("#key-error", "does not take this key")
+        assert KEY not in page.run("return JSON.stringify(sessionStorage)")
+        assert page.questions() == []
+        proxy.target_port = keyed_server.port
+        sign_in(page, KEY)
+        page.wait_answers("You said: hello")
+        assert prompt(page) == "a long half-typed letter"
+    finally:
+        proxy.stop()
+        another.stop()
+
+
+def test_signing_out_while_anothers_answer_is_watched_is_no_error(
+    page: Page, loop: LoopThread, keyed_server: LiveServer
+) -> None:
+    keyed_server.script.answers["count"] = ["one ", "two ", "three"]
+    keyed_server.script.holds["count"] = 1
+    page.browser.get(keyed_server.url)
+    sign_in(page, KEY)
+    page.wait_usable()
+    page.ask("hello")
+    page.wait_answers("You said: hello")
+    hello = keyed_server.asked("hello").log.response_id
+    with another_client(loop, keyed_server, KEY) as client:
+        loop.call(client.send(ResponseRequest(input="count", previous_response_id=hello)))
+        until(lambda: page.answers()[1:] == ["one"], "the other's answer")
+        page.click("#sign-out")
+        until(lambda: page.one("#key").is_displayed(), "the question for a key")
+        keyed_server.go_on(keyed_server.asked("count"))
+    assert page.asynchronous("await new Promise((go) => setTimeout(go)); return 1")
+    assert [line for line in page.log() if "TypeError" in line] == []
