@@ -5,7 +5,7 @@
 // a reload goes on with it. A turn that others began is shown as it streams, and becomes whole once
 // it has ended.
 
-import { cleanLine } from './clean.js';
+import { cleanLine, cleanText } from './clean.js';
 import { announce } from './dom.js';
 import { ending } from './figures.js';
 import { Transcript } from './transcript.js';
@@ -357,5 +357,5 @@ function within(patienceMs, promised) {
 function tell(turn) {
   const stopped = turn.status === 'cancelled' ? 'Stopped. ' : '';
   const failed = turn.status === 'failed' ? ending(turn.figures ?? turn) : '';
-  announce(failed || `${stopped}Answer: ${turn.text}`);
+  announce(cleanText(failed || `${stopped}Answer: ${turn.text}`));
 }

@@ -139,7 +139,8 @@ export class TurnView {
     const turn = this.#turn;
     const tools = [];
     if (turn.text) {
-      tools.push(button('Copy', (event) => copy(event.target, turn.text), { className: 'quiet copy' }));
+      const act = ({ target }) => copy(target, cleanText(turn.text));
+      tools.push(button('Copy', act, { className: 'quiet copy' }));
     }
     const failure = turn.error ?? turn.figures?.error;
     if (turn.question !== null && canRepeat(failure)) {

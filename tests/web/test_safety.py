@@ -304,3 +304,17 @@ def test_the_page_cannot_be_framed(page: Page, server: LiveServer) -> None:
         page.browser.get(f"http://127.0.0.1:{port}/")
         told = until(page.log, "a complaint")
         assert any("frame-ancestors" in line for line in told)
+
+
+def test_what_is_copied_and_announced_is_what_is_shown(page: Page, server: LiveServer) -> None:
+    raw = "ls \x1b[201~; rm -rf x\x07 \u202eabc"
+    server.script.answers["attack"] = [raw]
+    page.open(server.url)
+    # A browser without a window has no clipboard that a test may read.
+    page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.ask("attack")
+    page.wait_answers("ls ; rm -rf x abc")
+    page.click(".foot .copy")
+    assert until(lambda: page.run("return window.copied"), "a copy") == "ls ; rm -rf x abc"
+    announced = "return document.querySelector('#announcer').textContent"
+    until(lambda: page.run(announced) == "Answer: ls ; rm -rf x abc", "the answer told")
