@@ -45,10 +45,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a request asks for; `segments` are percent-decoded."""
+    """What a request asks for; `segments` are percent-decoded.
+
+    `path` is without slashes at its end, `sent_path` as it was sent.
+    """
 
     method: str
     path: str
+    sent_path: str
     segments: tuple[str, ...]
     query: dict[str, list[str]]
     upgrade: bool
@@ -62,6 +66,7 @@ class Target:
         return cls(
             method=request.method,
             path="/" + path.strip("/"),
+            sent_path=path,
             segments=segments,
             query=parse_qs(query),
             upgrade=upgrade,

@@ -79,17 +79,19 @@ class WebPage:
             self._files["/"] = self._files[f"/{INDEX}"]
 
     def has(self, target: Target) -> bool:
-        """Whether the request is for one of the files."""
-        return (
-            target.method in ("GET", "HEAD") and not target.upgrade and target.path in self._files
-        )
+        """Whether the request is for one of the files, by its exact path.
+
+        With a slash behind it what the page names would lie elsewhere: one folder further down.
+        """
+        is_read = target.method in ("GET", "HEAD") and not target.upgrade
+        return is_read and target.sent_path in self._files
 
     def reply(self, target: Target, headers: Headers) -> Reply:
         """The file, or that it has not changed; call it only where `has` says so.
 
         For HEAD the server leaves the body out.
         """
-        file = self._files[target.path]
+        file = self._files[target.sent_path]
         reply_headers = {
             **_HEADERS,
             "ETag": file.etag,

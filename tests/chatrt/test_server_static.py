@@ -135,6 +135,8 @@ async def test_what_has_not_changed_is_not_sent_again() -> None:
         "/__init__.py",
         "/package.json",
         "/INDEX.HTML",
+        "/index.html/",
+        "/app.js/",
         "/.",
     ],
 )
