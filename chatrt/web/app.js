@@ -16,6 +16,7 @@ import { copy } from './turn-view.js';
 const KEY = 'chatrt.key'; // in the tab: gone with it
 const TYPES_AHEAD = 'chatrt.types-ahead'; // in the browser: a choice, no secret
 const RETRY_MS = 1500;
+const BUSY = 'An answer is being written: stop it first, or wait for its end.';
 
 const tab = new Store(() => sessionStorage);
 const choices = new Store(() => localStorage);
@@ -34,6 +35,7 @@ const sidebar = new Sidebar({
 const chat = new Chat(tab, {
   onBegin: (id) => composer.move(id),
   onAway: () => tellBelow('The server is away: nothing was sent.'),
+  onBusy: () => tellAbove(BUSY),
   onLost,
   onGone,
   onChange: showState,
@@ -226,6 +228,7 @@ function showState({ id, wanted, running: turn } = chat) {
   if (address && named() !== address) history.replaceState(null, '', `#${address}`);
   composer.show(id ?? named());
   byId('turns').classList.toggle('busy', running);
+  if (!running && byId('banner-text').textContent === BUSY) tellNoMore();
   sidebar.mark(id);
 }
 

@@ -29,10 +29,11 @@ export class Chat {
   #runs = new Map(); // by conversation: our turn that runs in it, shown or not
 
   /**
-   * `events.onChange()` hears of changes of `id` and `running`, `onTurn()` of turns for the list,
-   * `onBegin(id)` of the conversation that an empty chat becomes, `onAway()` of a version that was
-   * asked for while no server is there, `onLost(id, text)` of a question that the server does not
-   * have, `onGone(id, text)` of one in a conversation that was deleted elsewhere. `tab` keeps what outlives a reload.
+   * `tab` keeps what outlives a reload. `events.onChange()` hears of changes of `id` and `running`,
+   * `onTurn()` of turns for the list, `onBegin(id)` of the conversation that an empty chat becomes.
+   * `onAway()`, `onBusy()`: a version was asked for while no server is there, or an answer of ours
+   * runs. `onLost(id, text)`: the server does not have this question; `onGone(id, text)`: its
+   * conversation was deleted elsewhere.
    */
   constructor(tab, events) {
     this.#tab = tab;
@@ -166,7 +167,10 @@ export class Chat {
 
   /** The same question again, or another one in its place, behind the same turn. */
   #branch(turn, text) {
-    if (this.running) return false;
+    if (this.running) {
+      this.#events.onBusy();
+      return false;
+    }
     if (this.#client?.state !== 'open') {
       this.#events.onAway();
       return false;

@@ -264,3 +264,24 @@ def test_a_message_while_the_server_is_away_stays_and_says_so(
     until(lambda: not page.one("#told").is_displayed(), "a line that is empty again")
     page.ask(" still")
     page.wait_answers("You said: hello", "You said: and? still")
+
+
+def test_why_an_edit_has_to_wait_for_the_answer_that_runs_is_said(
+    page: Page, server: LiveServer
+) -> None:
+    server.script.answers["count"] = ["one ", "two ", "three"]
+    server.script.holds["count"] = 1
+    page.open(server.url)
+    page.ask("hello")
+    page.wait_answers("You said: hello")
+    page.click(".edit")
+    page.ask("count")
+    until(lambda: page.answers()[1:] == ["one"], "an answer that runs")
+    page.one(".editor").send_keys("!" + Keys.ENTER)
+    page.wait_text("#banner", "An answer is being written: stop it first, or wait for its end.")
+    assert page.one("#banner").is_displayed()
+    assert page.one(".editor").get_property("value") == "hello!"
+    server.go_on(server.asked("count"))
+    until(lambda: not page.one("#banner").is_displayed(), "its end")
+    page.one(".editor").send_keys(Keys.ENTER)
+    page.wait_answers("You said: hello!")
