@@ -3,12 +3,14 @@
 // Knows: the client's routes. Does not know: what is in a conversation.
 // Invariant: an answer to an older search never replaces a newer one's; nothing is deleted by one
 // click alone; a conversation without a turn is no row, unless its first one runs here.
+// Cost: a row is made when its conversation changed, for the newest of them until more are asked for.
 
 import { cleanLine } from './clean.js';
 import { announce, button, byId, make } from './dom.js';
 import { inFull, shortly } from './when.js';
 
 const PAUSE_MS = 150;
+const NUM_MORE = 200; // rows that are shown at first, and with each wish for more
 const TIMES_MS = 60_000; // how often the rows' times are told anew
 
 export class Sidebar {
@@ -18,14 +20,20 @@ export class Sidebar {
   #asked = 0;
   #timer = 0;
   #current = null;
+  #listed = []; // the newest first, shown or not
+  #numShown = NUM_MORE;
+  #rows = new Map(); // by what a conversation is like: its row
+  #more = byId('more');
 
   /** `actions` are `open(id)`, `deleted(id)`, `failed(error)`, `runs(id)`: whether a turn does. */
   constructor(actions) {
     this.actions = actions;
     this.#search.oninput = () => {
       clearTimeout(this.#timer);
+      this.#numShown = NUM_MORE;
       this.#timer = setTimeout(() => this.refresh(), PAUSE_MS);
     };
+    this.#more.onclick = () => this.#showMore();
     setInterval(() => this.#list.querySelectorAll('time').forEach(tellTime), TIMES_MS);
   }
 
@@ -33,7 +41,10 @@ export class Sidebar {
     this.#client = client;
     this.#search.value = '';
     if (client) this.refresh();
-    else this.#list.replaceChildren();
+    else {
+      this.#listed = [];
+      this.#paint();
+    }
   }
 
   /** Marks the conversation that is shown; null for none. */
@@ -52,12 +63,38 @@ export class Sidebar {
       return; // the banner tells of a server that cannot be reached
     }
     if (asked !== this.#asked) return;
+    this.#listed = found.filter(({ id, num_turns }) => num_turns > 0 || this.actions.runs(id));
+    this.#paint();
+    byId('none').hidden = this.#listed.length > 0;
+  }
+
+  /** Shows the newest conversations; rows of those that are as they were stay. */
+  #paint() {
     const focused = this.#focused();
-    const listed = found.filter(({ id, num_turns }) => num_turns > 0 || this.actions.runs(id));
-    this.#list.replaceChildren(...listed.map((conversation) => this.#row(conversation)));
+    const before = this.#rows;
+    this.#rows = new Map();
+    for (const conversation of this.#listed.slice(0, this.#numShown)) {
+      const key = JSON.stringify(conversation);
+      this.#rows.set(key, before.get(key) ?? this.#row(conversation));
+    }
+    for (const [key, row] of before) if (!this.#rows.has(key)) row.remove();
+    [...this.#rows.values()].forEach((row, index) => {
+      const there = this.#list.children[index];
+      if (there !== row) this.#list.insertBefore(row, there ?? null);
+      tellTime(row.querySelector('time'));
+    });
+    const numLeft = this.#listed.length - this.#rows.size;
+    this.#more.hidden = numLeft === 0;
+    this.#more.textContent = `Show more (${numLeft} older)`;
     this.mark(this.#current);
-    byId('none').hidden = listed.length > 0;
     if (focused) this.#focusLike(focused);
+  }
+
+  #showMore() {
+    const at = this.#rows.size;
+    this.#numShown += NUM_MORE;
+    this.#paint();
+    this.#list.children[at].querySelector('.open').focus();
   }
 
   /** What of the list has the focus: the row, where it stands, which of its buttons; or null. */

@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from chatrt.client import ChatClient
 from chatrt.server.server import Server
 from chatrt.server.settings import ServerSettings
 from chatrt.testing.service import ScriptedResponse, ScriptedService
@@ -222,6 +223,16 @@ class Proxy:
                 await writer.drain()
         with contextlib.suppress(OSError):
             writer.close()
+
+
+@contextlib.contextmanager
+def another_client(
+    loop: LoopThread, server: LiveServer, key: str | None = None
+) -> Iterator[ChatClient]:
+    """A connected client beside the page."""
+    client = loop.call(ChatClient.connect(f"ws://127.0.0.1:{server.port}", api_key=key))
+    yield client
+    loop.call(client.close())
 
 
 @contextlib.contextmanager

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from chatrt.client import ResponseRequest
 from chatrt.errors import ChatrtError, Conflict, ContextLengthExceeded, InvalidValue, Overloaded
-from tests.web.live import until
+from tests.web.live import another_client, until
 
 if TYPE_CHECKING:
-    from tests.web.live import LiveServer, Proxy
+    from chatrt.client import ChatClient
+    from tests.web.live import LiveServer, LoopThread, Proxy
     from tests.web.page import Page
 
 TOO_LONG = "the prompt has 9000 tokens, the context holds 8192"
@@ -285,3 +287,39 @@ def test_why_an_edit_has_to_wait_for_the_answer_that_runs_is_said(
     until(lambda: not page.one("#banner").is_displayed(), "its end")
     page.one(".editor").send_keys(Keys.ENTER)
     page.wait_answers("You said: hello!")
+
+
+async def hold_chats(client: ChatClient, num_chats: int) -> None:
+    """So many conversations with one turn each."""
+    for number in range(num_chats):
+        made = await client.create_conversation(f"chat {number}")
+        answer = await client.send(ResponseRequest(input="hello", conversation=made))
+        await answer.collect()
+
+
+def test_a_list_of_many_conversations_keeps_its_rows_and_shows_the_newest(
+    page: Page, loop: LoopThread, server: LiveServer
+) -> None:
+    with another_client(loop, server) as client:
+        loop.call(hold_chats(client, 210))
+    page.open(server.url)
+    until(lambda: rows(page)[:1] == ["chat 209"], "the list")
+    assert rows(page) == [f"chat {number}" for number in range(209, 9, -1)]
+    page.run("""
+        window.numMade = 0;
+        new MutationObserver((changes) => {
+          for (const { addedNodes } of changes) window.numMade += addedNodes.length;
+        }).observe(document.querySelector('#conversations'), {childList: true});
+    """)
+    page.ask("hello")
+    page.wait_answers("You said: hello")
+    until(lambda: rows(page)[:2] == ["hello", "chat 209"], "the new conversation")
+    assert page.run("return window.numMade") < 10
+    assert len(rows(page)) == 200
+    assert page.one("#more").text == "Show more (11 older)"
+    page.click("#more")
+    until(lambda: rows(page)[-1] == "chat 0", "all")
+    assert page.run("return document.activeElement.innerText") == "chat 10"
+    assert not page.one("#more").is_displayed()
+    page.one("#search").send_keys("chat 20")
+    until(lambda: len(rows(page)) == 11, "those that were searched")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from chatrt.client import ChatClient, ResponseRequest
+from chatrt.client import ResponseRequest
 from tests.web.conftest import KEY, chromium
-from tests.web.live import LiveServer, Proxy, until
+from tests.web.live import LiveServer, Proxy, another_client, until
 from tests.web.page import Page
 from tests.web.test_edges import rows
 from tests.web.test_safety import sign_in
@@ -183,16 +183,6 @@ def slow_http(page: Page) -> Iterator[None]:
     added = page.browser.execute_cdp_cmd(command, {"source": SLOW_HTTP})
     yield
     page.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
-
-
-@contextlib.contextmanager
-def another_client(
-    loop: LoopThread, server: LiveServer, key: str | None = None
-) -> Iterator[ChatClient]:
-    """A connected client beside the page."""
-    client = loop.call(ChatClient.connect(f"ws://127.0.0.1:{server.port}", api_key=key))
-    yield client
-    loop.call(client.close())
 
 
 @pytest.mark.parametrize("then", ["an older conversation", "a new chat"])
