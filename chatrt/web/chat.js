@@ -106,6 +106,7 @@ export class Chat {
     );
     if (opening !== this.#opening || error) watched.then(({ stop }) => stop());
     if (opening !== this.#opening) return; // another one was opened meanwhile
+    if (error?.status === 404 && this.#leave(id)) return;
     if (error) throw error;
     this.clear();
     this.id = id;
@@ -114,7 +115,7 @@ export class Chat {
     this.#transcript.toEnd();
     const ours = run ?? this.#runs.get(id); // or it has begun meanwhile
     if (ours && !ours.error) this.#rejoin(ours);
-    else this.#settle(id, Tree.of(listed).turns);
+    else this.#settle(Tree.of(listed).turns);
     this.#follow(watched, { isListed });
   }
 
@@ -205,29 +206,24 @@ export class Chat {
     if (!id) return null;
     const turn = new Turn({ id, input, parent: parent ? { id: parent } : null });
     this.#run(conversation, turn, this.#client.resume(id)).then(() => {
-      if (turn.error?.code === LOST) this.#giveBack(conversation, turn);
+      if (turn.error?.code === LOST && this.id === conversation) this.#settle([], turn);
     });
     this.#events.onTurn();
     return turn;
   }
 
-  /** What was asked here and got no name is among the turns that the server lists, or is given back. */
-  #settle(conversation, turns) {
-    const { parent = null, input = null } = this.#tab.getObject(RUNNING)[conversation] ?? {};
-    const lost = new Turn({ input });
+  /** What was asked here and has not ended is shown, or among those that run, or is given back. */
+  #settle(running, asked = null) {
+    const { id, input, parent = null } = this.#tab.getObject(RUNNING)[this.id] ?? {};
     if (!input) return;
-    const isSame = (turn) => turn.question === lost.question && (turn.parent?.id ?? null) === parent;
-    if (turns.some(isSame)) this.#keep(conversation, null);
-    else this.#giveBack(conversation, lost);
-  }
-
-  #giveBack(conversation, turn) {
-    this.#keep(conversation, null);
-    if (this.id === conversation) {
-      this.#tree.drop(turn);
-      this.#show();
-    }
-    this.#events.onLost(conversation, turn.question);
+    const lost = asked ?? new Turn({ id, input });
+    this.#tree.drop(lost);
+    const isLost = ({ id: other, question, parent: before }) =>
+      other === id || (question === lost.question && (before?.id ?? null) === parent);
+    const isKnown = [...this.#tree.turns, ...running].some(isLost);
+    this.#keep(this.id, null);
+    this.#show();
+    if (!isKnown) this.#events.onLost(this.id, lost.question);
   }
 
   /** Follows our turn in a conversation, shown or not, from its question to its end. */
@@ -245,14 +241,21 @@ export class Chat {
     this.#runs.delete(conversation);
     if (this.running === turn) this.running = null;
     this.#events.onTurn();
-    if (turn.error?.status === 404 && (await this.#isGone(conversation))) {
-      this.#keep(conversation, null);
-      if (this.id === conversation) this.clear();
-      return this.#events.onGone(conversation, turn.question);
-    }
-    if (this.id !== conversation) return;
+    const isGone = turn.error?.status === 404 && (await this.#isGone(conversation));
+    if (isGone) this.#leave(conversation);
+    if (isGone || this.id !== conversation) return;
     this.#show();
     tell(turn);
+  }
+
+  /** A conversation is gone: what was asked there and has not ended is told; whether there was such. */
+  #leave(conversation) {
+    const { input } = this.#tab.getObject(RUNNING)[conversation] ?? {};
+    if (!input) return false;
+    this.#keep(conversation, null);
+    if ([this.id, this.wanted].includes(conversation)) this.clear();
+    this.#events.onGone(conversation, new Turn({ input }).question);
+    return true;
   }
 
   async #isGone(conversation) {

@@ -169,7 +169,7 @@ SLOW_HTTP = """
       const reply = await asked(url, options);
       if (!String(url).includes(window.held)) return reply;
       const body = await reply.text();
-      await new Promise((go) => window.waiting.push(go));
+      if (String(url).includes(window.held)) await new Promise((go) => window.waiting.push(go));
       const { status, headers } = reply;
       return new Response(body, { status, headers });
     };
@@ -435,3 +435,24 @@ def test_signing_out_while_anothers_answer_is_watched_is_no_error(
         keyed_server.go_on(keyed_server.asked("count"))
     assert page.asynchronous("await new Promise((go) => setTimeout(go)); return 1")
     assert [line for line in page.log() if "TypeError" in line] == []
+
+
+def test_a_question_lost_in_a_conversation_deleted_elsewhere_is_given_back_after_a_reload(
+    page: Page, loop: LoopThread, server: LiveServer, proxy: Proxy
+) -> None:
+    page.open(proxy.url)
+    page.ask("hello")
+    page.wait_answers("You said: hello")
+    proxy.stall()
+    page.ask("precious")
+    until(page.is_running, "a question on its way")
+    proxy.cut()
+    page.wait_text(".note.error", "connection was lost")
+    page.wait_usable()
+    with another_client(loop, server) as client:
+        loop.call(client.http.delete_conversation(page.run("return location.hash.slice(1)")))
+    page.browser.refresh()
+    until(lambda: prompt(page) == "precious", "the question")
+    assert "deleted elsewhere" in banner(page)
+    assert page.questions() == []
+    assert page.run("return location.hash") == ""
