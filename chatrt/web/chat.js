@@ -1,9 +1,9 @@
 // One conversation: what is sent, what streams, and which branch is shown.
 //
 // Knows: the client, the tree, the transcript. Does not know: keys, the list of conversations.
-// Invariant: at most one answer of ours runs in a conversation; its id is kept for this tab, so that
-// a reload goes on with it. A turn that others began is shown as it streams, and becomes whole once
-// it has ended.
+// Invariant: at most one answer of ours runs in a conversation; what was asked is kept for this tab
+// until it has ended, so that a reload goes on with it, or gives it back where no server has it. A
+// turn that others began is shown as it streams, and becomes whole once it has ended.
 
 import { cleanLine, cleanText } from './clean.js';
 import { announce } from './dom.js';
@@ -248,7 +248,7 @@ export class Chat {
     tell(turn);
   }
 
-  /** A conversation is gone: what was asked there and has not ended is told; whether there was such. */
+  /** A conversation is gone: tells what was asked there and has not ended; whether there was such. */
   #leave(conversation) {
     const { input } = this.#tab.getObject(RUNNING)[conversation] ?? {};
     if (!input) return false;

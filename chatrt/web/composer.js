@@ -1,6 +1,7 @@
 // The prompt: its text, a draft for each conversation, and what was sent before.
 //
-// Knows: the field, its keys, the tab's storage. Does not know: conversations beyond their ids, the wire.
+// Knows: the field, its keys, the tab's storage.
+// Does not know: conversations beyond their ids, the wire.
 // Invariant: a draft is shown only where it was typed, outlives a reload of the tab, and leaves with
 // what was sent or deleted. A text that could not be sent is not lost.
 

@@ -211,6 +211,10 @@ class Proxy:
             return
         self.num_accepted += 1
         to = await asyncio.open_connection("127.0.0.1", self.target_port)
+        if self._refuses:  # since then
+            writer.transport.abort()
+            to[1].transport.abort()
+            return
         self._writers |= {writer, to[1]}
         await asyncio.gather(self._pipe(reader, to[1]), self._pipe(to[0], writer))
         self._writers -= {writer, to[1]}
