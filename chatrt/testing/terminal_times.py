@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from chatrt.bench.pseudo_terminal import in_a_terminal
 from chatrt.client import ChatClient, ResponseRequest
 from chatrt.testing.paced_server import FIRST_PIECE, HELD
+from chatrt.testing.reader import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from chatrt.bench.pseudo_terminal import Screen, Terminal
     from chatrt.launch import Endpoint
@@ -103,13 +104,16 @@ def first_paint_times_ms(server: PacedServer, count: int) -> list[float]:
     return times[1:]
 
 
-def long_answer(endpoint: Endpoint, num_tokens: int) -> Answered:
-    """A long answer that nobody paints."""
+def long_answer(endpoint: Endpoint, num_tokens: int, *, seed: int) -> Answered:
+    """A long answer that is read and not painted; of one seed it is always the same text."""
     conversation_id = asyncio.run(_short_conversation(endpoint, _new_title()))
-    return asyncio.run(_long_answer(endpoint, conversation_id, num_tokens))
+    with reading(endpoint, conversation_id):
+        return asyncio.run(_long_answer(endpoint, conversation_id, num_tokens, seed))
 
 
-def painted_answer(endpoint: Endpoint, num_tokens: int, arguments: Sequence[str]) -> Answered:
+def painted_answer(
+    endpoint: Endpoint, num_tokens: int, arguments: Sequence[str], *, seed: int
+) -> Answered:
     """The same answer, painted by a terminal as it comes."""
     title = _new_title()
     conversation_id = asyncio.run(_short_conversation(endpoint, title))
@@ -120,18 +124,17 @@ def painted_answer(endpoint: Endpoint, num_tokens: int, arguments: Sequence[str]
         terminal.rest(_REST_S)
         terminal.press(_ENTER)
         _wait(terminal, lambda screen: _GREETING in str(screen), "the conversation")
-        return asyncio.run(_painted(endpoint, conversation_id, num_tokens, terminal))
+        answering = _long_answer(endpoint, conversation_id, num_tokens, seed)
+        return asyncio.run(_painted(answering, terminal))
 
 
 def _new_title() -> str:
     return f"watched {time.time_ns()}"
 
 
-async def _painted(
-    endpoint: Endpoint, conversation_id: str, num_tokens: int, terminal: Terminal
-) -> Answered:
+async def _painted(answer: Coroutine[Any, Any, Answered], terminal: Terminal) -> Answered:
     """What is painted is read all the while, as a terminal does, and not looked at."""
-    answering = asyncio.ensure_future(_long_answer(endpoint, conversation_id, num_tokens))
+    answering = asyncio.ensure_future(answer)
     while not answering.done():
         await asyncio.to_thread(terminal.discard, 0.2)
     return await answering
@@ -141,21 +144,25 @@ async def _short_conversation(endpoint: Endpoint, title: str) -> str:
     async with await ChatClient.connect(endpoint.url, api_key=endpoint.api_key) as client:
         conversation_id = await client.create_conversation(title)
         request = ResponseRequest(
-            input=_GREETING, conversation=conversation_id, sampling={"max_output_tokens": 4}
+            # greedy, so that the long answers of a seed behind it are the same text
+            input=_GREETING,
+            conversation=conversation_id,
+            sampling={"temperature": 0.0, "max_output_tokens": 4},
         )
         await (await client.send(request)).collect()
         return conversation_id
 
 
 async def _long_answer(
-    endpoint: Endpoint, conversation_id: str | None, num_tokens: int
+    endpoint: Endpoint, conversation_id: str | None, num_tokens: int, seed: int
 ) -> Answered:
     async with await ChatClient.connect(endpoint.url, api_key=endpoint.api_key) as client:
         request = ResponseRequest(
             input=_TASK,
             conversation=conversation_id,
             sampling={
-                "temperature": 0.0,
+                "temperature": 0.8,  # greedy, a small model soon writes one line without end
+                "seed": seed,
                 "max_output_tokens": num_tokens,
                 "ignore_eos": True,
             },

@@ -13,7 +13,7 @@ def pauses_s(frame_s: float, count: int = 30) -> list[float]:
     return [pace.pause_s() for _ in range(count)]
 
 
-@pytest.mark.parametrize("frame_s", [0.01, 0.015, 0.02, 0.025])
+@pytest.mark.parametrize("frame_s", [0.005, 0.0075, 0.01, 0.015, 0.018])
 def test_painting_takes_its_share_of_a_core_however_long_a_frame_takes(frame_s: float) -> None:
     assert frame_s / pauses_s(frame_s)[-1] == pytest.approx(SHARE, rel=0.01)
 
@@ -26,4 +26,4 @@ def test_cheap_frames_come_often_and_dear_ones_are_not_put_off_for_ever() -> Non
 def test_one_long_frame_does_not_make_a_stream_halt() -> None:
     worked_s = iter([0.0, 0.005, 0.010, 0.055, 0.060])
     pace = PaintPace(lambda: next(worked_s))
-    assert max(pace.pause_s() for _ in range(5)) < 0.12
+    assert max(pace.pause_s() for _ in range(5)) < LONGEST_PAUSE_S
