@@ -126,8 +126,18 @@ async def test_what_is_typed_right_behind_r_waits_for_the_answer_in_the_prompt(
     assert questions(app) == ["one", "two"]
 
 
-@pytest.mark.parametrize("keys", [("enter", "enter"), ("escape", "escape"), ("enter", "escape")])
-@pytest.mark.parametrize("opening", ["ctrl+o", "f1", "/settings", "/theme", "ctrl+p"])
+@pytest.mark.parametrize(
+    ("opening", "keys"),
+    [
+        ("ctrl+o", ("enter", "enter")),
+        ("ctrl+o", ("enter", "escape")),
+        ("f1", ("escape", "escape")),
+        ("/settings", ("enter", "enter")),
+        ("/settings", ("escape", "escape")),
+        ("/theme", ("enter", "enter")),
+        ("ctrl+p", ("enter", "enter")),
+    ],
+)
 async def test_a_screen_left_by_two_keys_at_once_is_left_once(
     three_turns: tuple[ChatApp, Pilot[None], ScriptedServer], opening: str, keys: tuple[str, str]
 ) -> None:
