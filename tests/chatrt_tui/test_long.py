@@ -232,3 +232,13 @@ async def test_however_far_one_reads_back_only_turns_around_it_are_laid_out(
         assert view is not None
         await until(lambda: view.region.overlaps(transcript.region))
         assert view.turn.question in screen_text(app)
+        # One above, which is higher in the narrow terminal, does not move it.
+        await until(lambda: not transcript._is_folding)
+        await pilot.pause(0.2)
+        above = [one for one in transcript.views if one.is_folded and one.region.y < view.region.y]
+        placed = transcript._regions()[above[-1]]
+        where = view.region.y
+        async with transcript._changes:
+            await transcript._unfold(above[-1], placed)
+        assert transcript._regions()[above[-1]].height > placed.height
+        await until(lambda: view.region.y == where)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from textual.geometry import Region
+    from textual.widget import Widget
 
     from chatrt_tui.branches import Place, Turn
     from chatrt_tui.turn_view import Action
@@ -232,9 +233,11 @@ class Transcript(VerticalScroll, Blank, can_focus=False):
         self.call_after_refresh(self._begin_folding)  # no scrolling tells of it
 
     def _begin_folding(self) -> None:
-        if not self._is_folding:
-            self._is_folding = True
-            self._fold_and_unfold()
+        is_long = len(self._views) > MOST_TURNS
+        if self._is_folding or not (is_long or any(view.is_folded for view in self.views)):
+            return
+        self._is_folding = True
+        self._fold_and_unfold()
 
     @work(group="fold")
     async def _fold_and_unfold(self) -> None:
@@ -255,8 +258,7 @@ class Transcript(VerticalScroll, Blank, can_focus=False):
     def _out_of_place(self) -> tuple[_Placed | None, list[_Placed]]:
         """The turn to be unfolded next, nearest to what one reads, and those to be folded."""
         top, screen = self.scroll_offset.y, self.size.height
-        placements = self.arrange(self.scrollable_content_region.size).placements
-        regions = {placement.widget: placement.region for placement in placements}
+        regions = self._regions()
         folded: list[tuple[int, _Placed]] = []
         far: list[_Placed] = []
         may_fold = len(self._views) > MOST_TURNS
@@ -271,6 +273,11 @@ class Transcript(VerticalScroll, Blank, can_focus=False):
                 far.append((view, region))
         return min(folded, key=lambda one: one[0], default=(0, None))[1], far
 
+    def _regions(self) -> dict[Widget, Region]:
+        """Where everything inside is, on the screen or not."""
+        placements = self.arrange(self.scrollable_content_region.size).placements
+        return {placement.widget: placement.region for placement in placements}
+
     def _may_fold(self, turn: Turn, view: TurnView) -> bool:
         is_newest = turn is self._path[-1]
         return turn.is_over and not (view.is_folded or view.has_focus or is_newest)
@@ -279,8 +286,9 @@ class Transcript(VerticalScroll, Blank, can_focus=False):
         """Show a turn again; what one reads stays where it is."""
         with self.app.batch_update():
             await view.unfold()
-            self.screen._refresh_layout()  # not painted: only behind it one knows its height
-            grown = view.outer_size.height - region.height
+            self.screen._refresh_layout()  # not painted: only behind it one can scroll there
+            # Not by its own size, which is told only to widgets that are on the screen.
+            grown = self._regions()[view].height - region.height if view.is_attached else 0
             if grown and region.bottom <= self.scroll_offset.y and not self._is_at_end:
                 self.scroll_to(y=self.scroll_y + grown, animate=False, immediate=True)
 
