@@ -43,6 +43,12 @@ def test_how_the_text_was_cut_changes_nothing(pieces: list[str], data: st.DataOb
     assert Said(thought + rest.thought, answer + rest.answer) == split_thought(text)
 
 
+def test_a_line_break_that_comes_by_itself_behind_the_mark_is_no_part_of_the_thought() -> None:
+    splitter = ThoughtSplitter()
+    said = [splitter.feed(piece) for piece in ("<think>", "\n", "Hm,", "\n", "yes")]
+    assert "".join(one.thought for one in said) == "Hm,\nyes"
+
+
 def test_a_plain_answer_is_handed_on_at_once() -> None:
     splitter = ThoughtSplitter()
     assert splitter.feed("He") == Said("", "He")

@@ -27,6 +27,7 @@ class ThoughtSplitter:
     def __init__(self) -> None:
         self._held = ""
         self._state = "start"  # start, thinking, between, answering
+        self._has_thought = False
 
     @property
     def is_thinking(self) -> bool:
@@ -46,7 +47,7 @@ class ThoughtSplitter:
             if not bare.startswith(_OPEN):
                 self._state = "answering"
                 return Said(answer=text)
-            self._state, text = "thinking", bare[len(_OPEN) :].lstrip("\n")
+            self._state, text = "thinking", bare[len(_OPEN) :]
         if self._state == "thinking":
             return self._think(text)
         return self._begin_answer(text)
@@ -57,6 +58,8 @@ class ThoughtSplitter:
         return Said(thought=held) if self._state == "thinking" else Said(answer=held)
 
     def _think(self, text: str) -> Said:
+        if not self._has_thought:
+            text = text.lstrip("\n")  # models begin a line behind the mark, in a piece of its own
         thought, mark, rest = text.partition(_CLOSE)
         if mark:
             self._state = "between"
@@ -65,6 +68,7 @@ class ThoughtSplitter:
         blank = len(text) - num_held - len(text[: len(text) - num_held].rstrip())
         keep = len(text) - num_held - blank
         self._held = text[keep:]
+        self._has_thought = self._has_thought or keep > 0
         return Said(text[:keep])
 
     def _begin_answer(self, text: str) -> Said:
